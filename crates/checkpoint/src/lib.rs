@@ -1,0 +1,1 @@
+//! Weights at rest: GGUF files and safetensors directories.

@@ -1,0 +1,2 @@
+//! The pagedllm program.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The CPU backend: SIMD kernels over packed weights.

@@ -1,0 +1,1 @@
+//! OpenAI's protocol without a network: bodies to requests, events to chunks.

@@ -1,0 +1,1 @@
+//! Chooses which tokens of which sequences run in the next step.

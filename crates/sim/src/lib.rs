@@ -1,0 +1,1 @@
+//! A seeded simulator of serving: traffic, faults, invariants.
