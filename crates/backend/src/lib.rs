@@ -1,1 +1,15 @@
-//! The seam between models and devices: the verbs, their scalar reference, their conformance suite.
+//! The seam between models and devices: the verbs that a decoder-only transformer needs, their
+//! scalar reference, and the suite that checks every backend against it.
+//!
+//! It knows no model, no scheduler and no text.
+
+mod attention;
+mod backend;
+pub mod conformance;
+pub mod dequantize;
+mod reference;
+pub mod sampler;
+
+pub use attention::{Activation, AttentionSpec, Rope};
+pub use backend::{Backend, DeviceError, WorkspaceSpec};
+pub use reference::Reference;
