@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import save_file
+from tokenizers import pre_tokenizers
 
 import gguf_weights
 import prompts
@@ -80,9 +81,32 @@ def write_side_files(directory: Path, reader: gguf.GGUFReader, dtype: str) -> No
         eos_token_id=config["eos_token_id"],
         pad_token_id=config["pad_token_id"],
     ).save_pretrained(directory)
+    write_tokenizer(directory, reader)
+
+
+def write_tokenizer(directory: Path, reader: gguf.GGUFReader) -> None:
+    """tokenizer.json and tokenizer_config.json as the model's authors publish them."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(SOURCE.parent, gguf_file=SOURCE.name)
+    # transformers converts every `gpt2` vocabulary alike and so loses what the file's
+    # `tokenizer.ggml.pre = smollm` says: each digit stands alone.
+    assert gguf_weights.field(reader, "tokenizer.ggml.pre") == "smollm"
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ])
     tokenizer.chat_template = gguf_weights.field(reader, "tokenizer.chat_template")
     tokenizer.save_pretrained(directory, save_jinja_files=False)
+    path = directory / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    for name in ("backend", "is_local", "local_files_only"):
+        config.pop(name, None)
+    config["add_bos_token"] = gguf_weights.field(reader, "tokenizer.ggml.add_bos_token")
+    config["add_prefix_space"] = gguf_weights.field(reader, "tokenizer.ggml.add_space_prefix")
+    config["clean_up_tokenization_spaces"] = False
+    config["model_max_length"] = gguf_weights.field(reader, "llama.context_length")
+    # Readers of every age take tokenizer.json as it is under this name.
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
 
 
 def shards_of(weights: dict[str, torch.Tensor], num_shards: int) -> list[dict[str, torch.Tensor]]:
