@@ -7,6 +7,7 @@ use pagedllm_core::{
 
 use crate::attention::{Activation, AttentionSpec, Rope};
 use crate::backend::{Backend, DeviceError, WorkspaceSpec};
+use crate::conformance::Probe;
 use crate::dequantize;
 use crate::sampler::{SamplingState, sample_batch};
 
@@ -406,5 +407,39 @@ impl Backend for Reference {
             out.row_mut(index).copy_from_slice(x.row(row as usize));
         }
         out
+    }
+}
+
+impl Probe for Reference {
+    fn upload(&mut self, rows: usize, cols: usize, values: &[f32]) -> Matrix {
+        Matrix { rows, cols, data: values.to_vec() }
+    }
+    fn upload_residual(&mut self, rows: usize, cols: usize, values: &[f32]) -> Matrix {
+        self.upload(rows, cols, values)
+    }
+    fn upload_logits(&mut self, rows: usize, cols: usize, values: &[f32]) -> Matrix {
+        self.upload(rows, cols, values)
+    }
+    fn download(&mut self, tensor: &Matrix) -> Vec<f32> {
+        tensor.data.clone()
+    }
+    fn poison(&mut self, kv: &mut DenseKv) {
+        for group in &mut kv.groups {
+            for layer in group.keys.iter_mut().chain(&mut group.values) {
+                layer.fill(f32::NAN);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{Claims, check};
+
+    #[test]
+    fn the_suite_accepts_the_reference() {
+        let claims = Claims { head_dims: vec![64], ..Claims::exact() };
+        check(Reference::default, &claims);
     }
 }

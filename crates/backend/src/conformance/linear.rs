@@ -1,0 +1,264 @@
+//! Products, norms, activations, embeddings, and the fusions of them.
+
+use pagedllm_core::{DType, KvGroup, KvLayout, LinearPart, Split, StepInput, WeightFormat};
+
+use super::random::World;
+use super::{Claims, Probe, Random, close};
+use crate::attention::Activation;
+use crate::backend::{Backend, WorkspaceSpec};
+use crate::reference::{Matrix, Reference};
+
+/// Rows around every tile size that a kernel may have.
+const ROWS: [usize; 9] = [1, 2, 3, 7, 8, 16, 17, 33, 130];
+const HIDDEN: usize = 256;
+const WIDE: usize = 768;
+const VOCAB: usize = 300;
+const MAX_TOKENS: usize = 160;
+
+fn is_dense(format: WeightFormat) -> bool {
+    format.block_len() == 1
+}
+
+fn tolerance(claims: &Claims, format: WeightFormat) -> f32 {
+    if is_dense(format) { claims.dense } else { claims.quantized }
+}
+
+/// A backend with a workspace and a cache that no case here reads, and a step of `rows` tokens.
+struct Bench<B: Backend> {
+    b: B,
+    kv: B::KvCache,
+    input: StepInput,
+    /// The reference, given the same step.
+    reference: Reference,
+    reference_kv: <Reference as Backend>::KvCache,
+}
+
+fn bench<B: Probe>(make: &impl Fn() -> B, claims: &Claims, rows: usize) -> Bench<B> {
+    let spec = WorkspaceSpec {
+        max_num_batched_tokens: MAX_TOKENS,
+        max_num_seqs: 8,
+        max_logit_rows: MAX_TOKENS,
+        max_model_len: MAX_TOKENS,
+        block_size: 16,
+        vocab_size: VOCAB,
+        hidden_size: WIDE,
+        max_cols: 2 * WIDE,
+    };
+    let group = |dtype: DType| KvGroup {
+        layers: vec![0],
+        layout: KvLayout { block_size: 16, num_kv_heads: 1, head_dim: 64, dtype },
+        window: None,
+    };
+    let mut random = Random::new(claims.seed);
+    let (mut world, num_blocks) = World::new(&mut random, &[MAX_TOKENS], 16);
+    let mut input = world.step(&mut random, &[(0, rows)], VOCAB);
+    input.batch.logit_rows = (0..rows as u32).step_by(2).collect();
+    let mut b = make();
+    b.reserve_workspace(&spec).expect("a small workspace");
+    let kv = b.allocate_kv_cache(&[group(claims.kv_dtype)], num_blocks).expect("a small cache");
+    let mut reference = Reference::default();
+    reference.reserve_workspace(&spec).expect("memory");
+    let reference_kv =
+        reference.allocate_kv_cache(&[group(DType::F32)], num_blocks).expect("memory");
+    Bench { b, kv, input, reference, reference_kv }
+}
+
+impl<B: Probe> Bench<B> {
+    fn begin(&mut self) -> (B::Step, <Reference as Backend>::Step) {
+        (
+            self.b.begin_step(&mut self.kv, &self.input),
+            self.reference.begin_step(&mut self.reference_kv, &self.input),
+        )
+    }
+    /// The same activation on both sides, rounded as the backend rounds it.
+    fn activation(&mut self, rows: usize, cols: usize, values: &[f32]) -> (B::Tensor, Matrix) {
+        let tensor = self.b.upload(rows, cols, values);
+        let data = self.b.download(&tensor);
+        (tensor, Matrix { rows, cols, data })
+    }
+    fn residual(&mut self, rows: usize, cols: usize, values: &[f32]) -> (B::Tensor, Matrix) {
+        let tensor = self.b.upload_residual(rows, cols, values);
+        let data = self.b.download(&tensor);
+        (tensor, Matrix { rows, cols, data })
+    }
+}
+
+fn parts(
+    random: &mut Random,
+    shapes: &[(WeightFormat, usize)],
+    cols: usize,
+) -> Vec<LinearPart<'static>> {
+    shapes
+        .iter()
+        .enumerate()
+        .map(|(index, &(format, rows))| LinearPart {
+            weight: random.weight(format, rows, cols),
+            bias: (index % 2 == 1).then(|| random.weight(WeightFormat::F32, 1, rows)),
+        })
+        .collect()
+}
+
+/// Every format at every number of rows.
+pub fn products<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+    for &format in &claims.formats {
+        for rows in ROWS {
+            for (outputs, cols) in [(192, HIDDEN), (33, WIDE), (80, 512)] {
+                let case =
+                    format!("linear {format} [{rows}, {cols}] -> {outputs}, seed {}", claims.seed);
+                product(make, claims, &case, &[(format, outputs)], rows, cols);
+            }
+        }
+    }
+}
+
+/// A packed matrix whose parts differ in format and bias, as in a Q4_K_M file.
+pub fn mixed_parts<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+    for window in claims.formats.windows(2) {
+        let shapes = [(window[0], 64), (window[1], 32), (window[0], 48)];
+        for rows in [1, 5, 40] {
+            let case =
+                format!("linear of {}, {} and {} rows {rows}", window[0], window[1], window[0]);
+            product(make, claims, &case, &shapes, rows, HIDDEN);
+        }
+    }
+}
+
+fn product<B: Probe>(
+    make: &impl Fn() -> B,
+    claims: &Claims,
+    case: &str,
+    shapes: &[(WeightFormat, usize)],
+    rows: usize,
+    cols: usize,
+) {
+    let mut random = Random::new(claims.seed ^ (rows * cols) as u64);
+    let parts = parts(&mut random, shapes, cols);
+    let mut bench = bench(make, claims, rows);
+    let w = bench.b.load_linear(&parts, Split::Whole).expect(case);
+    let wanted = bench.reference.load_linear(&parts, Split::Whole).expect(case);
+    let (step, reference_step) = bench.begin();
+    let (x, reference_x) = bench.activation(rows, cols, &random.units(rows * cols));
+    let got = bench.b.linear(&x, &w, &step);
+    let want = bench.reference.linear(&reference_x, &wanted, &reference_step);
+    let worst = shapes.iter().map(|&(format, _)| tolerance(claims, format)).fold(0.0, f32::max);
+    close(case, &bench.b.download(&got), &want.data, worst);
+}
+
+/// Each fusion against the reference and against its own parts on the same device.
+pub fn fusions<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+    for &format in &claims.formats {
+        for rows in [1, 6, 17, 64] {
+            let mut random = Random::new(claims.seed + rows as u64);
+            let mut bench = bench(make, claims, rows);
+            let gain = random.weight(WeightFormat::F32, 1, HIDDEN);
+            let up = parts(&mut random, &[(format, WIDE), (format, WIDE)], HIDDEN);
+            let down = parts(&mut random, &[(format, 96)], WIDE);
+            let load = "weights load";
+            let norm = bench.b.load_norm(&gain, 1e-5).expect(load);
+            let up_w = bench.b.load_linear(&up, Split::Outputs).expect(load);
+            let down_w = bench.b.load_linear(&down, Split::Inputs).expect(load);
+            let reference_norm = bench.reference.load_norm(&gain, 1e-5).expect(load);
+            let reference_up = bench.reference.load_linear(&up, Split::Outputs).expect(load);
+            let reference_down = bench.reference.load_linear(&down, Split::Inputs).expect(load);
+            let (step, reference_step) = bench.begin();
+
+            let (x, residual) = (random.units(rows * HIDDEN), random.units(rows * HIDDEN));
+            let (x1, reference_x) = bench.activation(rows, HIDDEN, &x);
+            let (mut r1, mut reference_r) = bench.residual(rows, HIDDEN, &residual);
+            let (x2, _) = bench.activation(rows, HIDDEN, &x);
+            let (mut r2, _) = bench.residual(rows, HIDDEN, &residual);
+
+            let fused = bench.b.norm_linear(x1, &mut r1, &norm, &up_w, &step);
+            let normed = bench.b.add_rms_norm(x2, &mut r2, &norm, &step);
+            let apart = bench.b.linear(&normed, &up_w, &step);
+            let want = bench.reference.norm_linear(
+                reference_x,
+                &mut reference_r,
+                &reference_norm,
+                &reference_up,
+                &reference_step,
+            );
+            let limit = tolerance(claims, format) * 2.0;
+            let case = format!("norm_linear {format}, {rows} rows, seed {}", claims.seed);
+            let (fused_values, apart) = (bench.b.download(&fused), bench.b.download(&apart));
+            close(&case, &fused_values, &want.data, limit);
+            close(&format!("{case}, apart"), &fused_values, &apart, limit);
+            let (r1, r2) = (bench.b.download(&r1), bench.b.download(&r2));
+            close(&format!("{case}, residual"), &r1, &reference_r.data, claims.elementwise);
+            close(&format!("{case}, residual apart"), &r2, &reference_r.data, claims.elementwise);
+
+            let gate_up = Matrix { rows, cols: 2 * WIDE, data: fused_values };
+            let activation = Activation::Silu;
+            let got = bench.b.gated_linear(fused, activation, &down_w, &step);
+            let want =
+                bench.reference.gated_linear(gate_up, activation, &reference_down, &reference_step);
+            let case = format!("gated_linear {format}, {rows} rows, seed {}", claims.seed);
+            close(&case, &bench.b.download(&got), &want.data, limit);
+        }
+    }
+}
+
+/// Norms, activations, row selection, zeros.
+pub fn elementwise<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+    for rows in [1, 5, 64] {
+        let mut random = Random::new(claims.seed + 77 + rows as u64);
+        let mut bench = bench(make, claims, rows);
+        let gain = random.weight(WeightFormat::F32, 1, HIDDEN);
+        let norm = bench.b.load_norm(&gain, 1e-6).expect("a norm loads");
+        let reference_norm = bench.reference.load_norm(&gain, 1e-6).expect("a norm loads");
+        let (step, reference_step) = bench.begin();
+        for activation in [Activation::Silu, Activation::GeluTanh] {
+            let values: Vec<f32> = random.units(rows * 2 * WIDE).iter().map(|v| v * 6.0).collect();
+            let (x, reference_x) = bench.activation(rows, 2 * WIDE, &values);
+            let got = bench.b.gated(x, activation, &step);
+            let want = bench.reference.gated(reference_x, activation, &reference_step);
+            let case = format!("gated {activation:?}, {rows} rows, seed {}", claims.seed);
+            close(&case, &bench.b.download(&got), &want.data, claims.elementwise);
+        }
+        let (x, reference_x) = bench.activation(rows, HIDDEN, &random.units(rows * HIDDEN));
+        let (mut r, mut reference_r) = bench.residual(rows, HIDDEN, &random.units(rows * HIDDEN));
+        let got = bench.b.rms_norm(&x, &norm, &step);
+        let want = bench.reference.rms_norm(&reference_x, &reference_norm, &reference_step);
+        let case = format!("rms_norm, {rows} rows, seed {}", claims.seed);
+        close(&case, &bench.b.download(&got), &want.data, claims.elementwise);
+
+        let got = bench.b.final_norm(x, &mut r, &norm, &step);
+        let want = bench.reference.final_norm(
+            reference_x,
+            &mut reference_r,
+            &reference_norm,
+            &reference_step,
+        );
+        let case = format!("final_norm, {rows} rows, seed {}", claims.seed);
+        close(&case, &bench.b.download(&got), &want.data, claims.elementwise);
+
+        let zeros = bench.b.zeros(&got, &step);
+        let zeros = bench.b.download(&zeros);
+        assert!(zeros.len() == want.data.len() && zeros.iter().all(|&v| v == 0.0), "zeros");
+    }
+}
+
+/// Embedding and head of one table in every format.
+pub fn vocab<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+    for &format in &claims.formats {
+        for rows in [1, 9, 64] {
+            let mut random = Random::new(claims.seed + 99);
+            let mut bench = bench(make, claims, rows);
+            let table = random.weight(format, VOCAB, HIDDEN);
+            let vocab = bench.b.load_vocab(&table).expect("a table loads");
+            let reference_vocab = bench.reference.load_vocab(&table).expect("a table loads");
+            let (step, reference_step) = bench.begin();
+            let got = bench.b.embed(&vocab, &step);
+            let want = bench.reference.embed(&reference_vocab, &reference_step);
+            let case = format!("embed {format}, {rows} rows, seed {}", claims.seed);
+            close(&case, &bench.b.download(&got), &want.data, claims.elementwise);
+
+            let picked = bench.input.batch.logit_rows.len();
+            let (x, reference_x) = bench.activation(picked, HIDDEN, &random.units(picked * HIDDEN));
+            let got = bench.b.head(&x, &vocab, &step);
+            let want = bench.reference.head(&reference_x, &reference_vocab, &reference_step);
+            let case = format!("head {format}, {picked} rows, seed {}", claims.seed);
+            close(&case, &bench.b.download(&got), &want.data, tolerance(claims, format));
+        }
+    }
+}
