@@ -16,6 +16,18 @@
 mod checkpoint;
 mod config;
 mod error;
+mod fields;
+mod gguf;
+mod gguf_config;
+mod gguf_names;
+mod gguf_vocab;
+mod hf_config;
+mod hf_names;
+mod hf_rope;
+mod mmap;
+mod open;
+mod quote;
+mod safetensors;
 
 pub use checkpoint::{Checkpoint, CheckpointFormat, TokenizerFiles};
 pub use config::{Activation, ModelConfig, RopeConfig, RopeScaling, SamplingDefaults};
