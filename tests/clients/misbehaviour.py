@@ -100,25 +100,58 @@ async def full_queue(client: httpx.AsyncClient) -> None:
     print(f"misbehaviour: full queue: {len(refused)} of {QUEUE} refused", flush=True)
 
 
+async def raw(request: bytes) -> bytes:
+    """What the server answers to these bytes until it closes or says nothing for a second."""
+    url = httpx.URL(BASE_URL)
+    reader, writer = await asyncio.open_connection(url.host, url.port or 80)
+    answer = b""
+    try:
+        writer.write(request)
+        await writer.drain()
+        while part := await asyncio.wait_for(reader.read(65536), 1.0):
+            answer += part
+    except (TimeoutError, ConnectionError):
+        pass
+    finally:
+        writer.close()
+    return answer
+
+
 async def large_body(client: httpx.AsyncClient) -> None:
-    """100 MB in one body, with its length announced and without."""
-    part = b" " * (1 << 20)
+    """100 MB in one body: refused by its announced length, and by what really comes."""
+    head = (f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {API_KEY}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {100 << 20}\r\n")
+    for more in ("\r\n", "Expect: 100-continue\r\n\r\n"):
+        answer = await raw((head + more).encode())
+        assert b"HTTP/1.1 413 " in answer, answer[:200]
 
     async def parts():
         yield b'{"model":"x","prompt":"'
         for _ in range(100):
-            yield part
+            yield b" " * (1 << 20)
 
-    headers = {"Content-Type": "application/json"}
-    for content, more in ((part * 100, {}), (parts(), {"Transfer-Encoding": "chunked"})):
-        try:
-            answer = await client.post("/v1/completions", content=content,
-                                       headers={**headers, **more})
-        except (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):
-            # The server may answer and close before it has read everything; a client that is
-            # still writing then sees a broken pipe and no answer.
-            continue
-        check_error(answer, 413)
+    try:
+        answer = await client.post("/v1/completions", content=parts(),
+                                   headers={"Content-Type": "application/json"})
+    except (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):
+        # The server answers and closes before it has read everything; a client that is still
+        # writing may then see a broken pipe and no answer.
+        return
+    check_error(answer, 413)
+
+
+async def broken_http(client: httpx.AsyncClient) -> None:
+    """Bytes that are no HTTP, and requests that stop half way."""
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    for request in (b"\x16\x03\x01\x02\x00\x01\x00", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
+                    b"GET /" + b"a" * (1 << 20) + b" HTTP/1.1\r\n\r\n",
+                    post + b"X-Long: " + b"a" * (1 << 20) + b"\r\n\r\n",
+                    post + b"".join(b"X-%d: 1\r\n" % i for i in range(10_000)) + b"\r\n",
+                    post + b"Content-Length: -1\r\n\r\n", post + b"Content-Length: 100\r\n\r\n{",
+                    post + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", post):
+        answer = await raw(request)
+        assert not answer or answer.split(b" ", 2)[1].startswith((b"4", b"5")), answer[:200]
+    assert (await client.get("/health")).status_code == 200
 
 
 async def rubbish(client: httpx.AsyncClient) -> None:
@@ -188,7 +221,7 @@ async def main() -> None:
         assert running == 0 and waiting == 0, "the server is not idle"
         await asyncio.to_thread(killed_client)
         await comes_to_rest(client, idle_usage, "a killed client")
-        for kind in (rubbish, long_prompt, large_body, full_queue, random_aborts):
+        for kind in (rubbish, broken_http, long_prompt, large_body, full_queue, random_aborts):
             await kind(client)
             await comes_to_rest(client, idle_usage, kind.__name__.replace("_", " "))
     print("misbehaviour: ok")

@@ -14,12 +14,9 @@ CACHE=${PAGEDLLM_CACHE:-$HOME/.cache/pagedllm}
 PAGEDLLM_BIN=$(realpath "$PAGEDLLM_BIN")
 MODEL_PATH=$(realpath "$MODEL_PATH")
 if [ "${1:-}" = --quick ]; then
-    export USERS=8 REQUESTS=40 MAX_TOKENS=16 PARALLEL=4 ABORTS=100 QUEUE=150 DURATION=5s
+    export USERS=8 REQUESTS=40 MAX_TOKENS=16 PARALLEL=4 ABORTS=100 QUEUE=200 DURATION=5s
 fi
 export PAGEDLLM_BIN MODEL_PATH MODEL
-export EXPECT_FULL=1
-: "${QUEUE:=600}"
-export QUEUE
 
 venv=$CACHE/clients-venv
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
@@ -42,8 +39,9 @@ run() { # NAME COMMAND...: runs one client and goes on when it fails.
     "$@" || { failed="$failed $name"; echo "== $name FAILED"; }
 }
 
-# A queue that the burst of misbehaviour.py can fill.
-SERVER_ARGS="${SERVER_ARGS:-} --max-num-queued-reqs $((QUEUE / 3))" start_server "$PORT"
+# Few places and a short queue: wrk's 100 connections find room and misbehaviour.py's burst does not.
+export EXPECT_FULL=1
+SERVER_ARGS="${SERVER_ARGS:-} --max-num-seqs 16 --max-num-queued-reqs 100" start_server "$PORT"
 export BASE_URL=http://127.0.0.1:$PORT
 for client in langchain_llm openai_async openai_errors langchain_openai_client load misbehaviour; do
     run "$client" "$PYTHON" "$client.py"

@@ -2,7 +2,7 @@
 
 import os
 
-BASE_URL = os.environ.get("BASE_URL", "http://127.0.0.1:8000").rstrip("/")
+BASE_URL = os.environ.get("BASE_URL", "http://127.0.0.1:8000").rstrip("/").removesuffix("/v1")
 MODEL = os.environ.get("MODEL", "SmolLM2-135M-Instruct")
 API_KEY = os.environ.get("API_KEY", "none")
 
