@@ -52,17 +52,14 @@ struct Inner {
 }
 
 /// What `add_special_tokens` adds.
-#[derive(Clone, Debug)]
-pub(crate) enum Frame {
-    /// What the post-processor of `tokenizer.json` adds.
-    PostProcessor,
-    /// These, and the post-processor is not asked.
-    Tokens {
-        /// Before the text.
-        prefix: Vec<TokenId>,
-        /// After it.
-        suffix: Vec<TokenId>,
-    },
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Frame {
+    /// Whether the post-processor of `tokenizer.json` is asked.
+    pub(crate) asks_post_processor: bool,
+    /// Before the text, and before what the post-processor adds.
+    pub(crate) prefix: Vec<TokenId>,
+    /// After it.
+    pub(crate) suffix: Vec<TokenId>,
 }
 
 /// A tokenizer, taken apart, as a loader gives it.
@@ -153,16 +150,14 @@ impl Tokenizer {
         }
         let inner = &*self.inner;
         let model = if options.isolate_special_tokens { inner.isolated() } else { &inner.model };
-        let asks_post_processor =
-            options.add_special_tokens && matches!(inner.frame, Frame::PostProcessor);
+        let asks_post_processor = options.add_special_tokens && inner.frame.asks_post_processor;
         let encoding = model
             .encode_fast(text, asks_post_processor)
             .map_err(|error| TokenizerError::Encode { message: error.to_string() })?;
         let mut tokens = encoding.get_ids().to_vec();
-        if let (true, Frame::Tokens { prefix, suffix }) = (options.add_special_tokens, &inner.frame)
-        {
-            tokens.splice(0..0, prefix.iter().copied());
-            tokens.extend(suffix);
+        if options.add_special_tokens {
+            tokens.splice(0..0, inner.frame.prefix.iter().copied());
+            tokens.extend(&inner.frame.suffix);
         }
         Ok(tokens)
     }
@@ -264,9 +259,18 @@ impl Inner {
     }
 }
 
-/// What the configuration's `add_bos_token` and `add_eos_token` mean beside a post-processor.
-fn frame_of(_model: &tokenizers::Tokenizer, _config: &TokenizerConfig) -> Frame {
-    Frame::PostProcessor
+/// The post-processor, and what `add_bos_token` and `add_eos_token` ask for beyond it.
+fn frame_of(model: &tokenizers::Tokenizer, config: &TokenizerConfig) -> Frame {
+    let framed = model.encode_fast("", true).map_or_else(|_| Vec::new(), |e| e.get_ids().to_vec());
+    let missing = |asks: Option<bool>, name: &str, present: Option<&TokenId>| {
+        let id = model.token_to_id(config.special_tokens.get(name)?)?;
+        (asks == Some(true) && present != Some(&id)).then_some(id)
+    };
+    Frame {
+        asks_post_processor: true,
+        prefix: missing(config.add_bos, "bos_token", framed.first()).into_iter().collect(),
+        suffix: missing(config.add_eos, "eos_token", framed.last()).into_iter().collect(),
+    }
 }
 
 fn read_limited(path: &Path) -> Result<Vec<u8>, TokenizerError> {

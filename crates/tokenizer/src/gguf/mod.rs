@@ -61,7 +61,8 @@ pub(crate) fn parts(spec: &VocabSpec) -> Result<Parts, TokenizerError> {
         }
     }
     let when = |is_added: bool, token: Option<TokenId>| token.filter(|_| is_added);
-    let frame = Frame::Tokens {
+    let frame = Frame {
+        asks_post_processor: false,
         prefix: when(spec.add_bos, spec.bos).into_iter().collect(),
         suffix: when(spec.add_eos, spec.eos).into_iter().collect(),
     };

@@ -69,7 +69,8 @@ fn merges(spec: &VocabSpec, tokens: &[String], scores: &[f32]) -> Vec<(String, S
     let mut cuts: Vec<(f32, usize, usize, &str, &str)> = Vec::new();
     for (id, token) in tokens.iter().enumerate() {
         let score = match spec.kinds[id] {
-            TokenKind::Normal | TokenKind::Unused => scores[id],
+            // Adding zero makes -0 and 0 equal.
+            TokenKind::Normal | TokenKind::Unused => scores[id] + 0.0,
             // Files give these an arbitrary low score; SentencePiece itself gives them zero.
             TokenKind::UserDefined => 0.0,
             TokenKind::Control | TokenKind::Unknown | TokenKind::Byte => continue,
