@@ -6,16 +6,24 @@
 
 mod error;
 mod llm;
+mod open;
 mod options;
 mod request;
 mod stream;
+mod text_thread;
 
 pub use error::Error;
-pub use llm::{Llm, ModelDescription};
-pub use options::Options;
+pub use llm::{Llm, ModelDescription, Parts};
+pub use options::{
+    Applied, Device, KvCacheDType, ModelDType, OPTIONS, OptionSpec, Options, SchedulingPolicy,
+    parse_count, parse_switch,
+};
 pub use pagedllm_core::{
     FinishReason, InvalidParams, SamplingParams, TokenId, TokenLogprob, TokenLogprobs,
 };
-pub use pagedllm_engine::EngineStats;
+pub use pagedllm_engine::{EngineConfig, EngineStats, Executor, ExecutorError, ExecutorShape, Histogram, StepTicket};
+pub use pagedllm_executor::LoadProgress;
+pub use pagedllm_checkpoint::{CheckpointFormat, SamplingDefaults};
+pub use pagedllm_tokenizer::{ChatTemplate, Tokenizer};
 pub use request::{ChatPrompt, Prompt, TextRequest};
 pub use stream::{ChoiceUsage, NextEvent, TextEvent, TextStream, TokenText, Usage};

@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 
+pub use pagedllm_executor::{Device, KvCacheDType, ModelDType};
+
 /// Everything that can be chosen when a model is opened.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
@@ -53,45 +55,6 @@ pub struct Options {
     pub tensor_parallel_size: usize,
     /// Seed of requests that bring none; `None` draws a fresh one for each.
     pub seed: Option<u64>,
-}
-
-/// Where a model runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
-    /// A GPU where there is one, else the CPU.
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// A CUDA GPU.
-    Cuda,
-}
-
-/// Precision of activations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ModelDType {
-    /// The fastest that keeps the model's range: bfloat16 models stay bfloat16.
-    Auto,
-    /// IEEE half.
-    Float16,
-    /// bfloat16.
-    BFloat16,
-    /// 32-bit float, weights dequantized exactly.
-    Float32,
-}
-
-/// Element type of the KV cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvCacheDType {
-    /// That of the activations.
-    Auto,
-    /// IEEE half.
-    Float16,
-    /// bfloat16.
-    BFloat16,
-    /// 32-bit float.
-    Float32,
-    /// 8-bit float.
-    Fp8,
 }
 
 /// Order of waiting requests.

@@ -1,11 +1,14 @@
 //! The answers to one request, pulled by the caller.
 
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use pagedllm_core::{FinishReason, TokenId, TokenLogprobs};
+use pagedllm_engine::{EngineHandle, RequestId};
 
-/// One generated token and the text that it stands for on its own, for log-probabilities.
+/// One generated token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenText {
     /// The token.
@@ -49,10 +52,9 @@ pub enum TextEvent {
 /// Tokens of one choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ChoiceUsage {
-    /// Tokens generated.
+    /// Tokens generated, stop token included.
     pub output_tokens: usize,
-    /// Sum of the log-probabilities of the generated tokens, where they were computed; ranks the
-    /// choices of `best_of`.
+    /// Sum of the log-probabilities of the generated tokens, where they were computed.
     pub cumulative_logprob: Option<f64>,
 }
 
@@ -61,9 +63,9 @@ pub struct ChoiceUsage {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Of these, found in the prefix cache.
+    /// Of these, found in the prefix cache; known when the first choice has ended.
     pub cached_tokens: usize,
-    /// Tokens generated, over all choices, those of `best_of` that were not returned included.
+    /// Tokens generated so far over all choices, those that `best_of` drops included.
     pub output_tokens: usize,
 }
 
@@ -74,6 +76,136 @@ pub enum NextEvent {
     Event(TextEvent),
     /// Nothing happened in the time given.
     TimedOut,
-    /// All choices have finished.
+    /// All choices have finished and everything was read.
     End,
+}
+
+/// The queue between the text thread and one reader. It holds at most what the request may
+/// generate, so the text thread never waits.
+#[derive(Debug, Default)]
+pub(crate) struct StreamQueue {
+    state: Mutex<QueueState>,
+    ready: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    events: VecDeque<TextEvent>,
+    usage: Usage,
+    ended: bool,
+    waker: Option<Waker>,
+}
+
+impl StreamQueue {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds events and wakes the reader.
+    pub(crate) fn push(&self, events: impl IntoIterator<Item = TextEvent>, usage: Usage, ended: bool) {
+        let mut state = self.lock();
+        state.events.extend(events);
+        state.usage = usage;
+        state.ended |= ended;
+        let waker = state.waker.take();
+        drop(state);
+        self.ready.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// Events of one request. Dropping it cancels what has not finished.
+#[derive(Debug)]
+pub struct TextStream {
+    queue: Arc<StreamQueue>,
+    engine: EngineHandle,
+    id: RequestId,
+    prompt: Vec<TokenId>,
+}
+
+impl TextStream {
+    pub(crate) fn new(
+        queue: Arc<StreamQueue>,
+        engine: EngineHandle,
+        id: RequestId,
+        prompt: Vec<TokenId>,
+    ) -> Self {
+        Self { queue, engine, id, prompt }
+    }
+
+    /// Tokens of the prompt.
+    #[must_use]
+    pub fn prompt_tokens(&self) -> &[TokenId] {
+        &self.prompt
+    }
+
+    /// Tokens so far.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        Usage { prompt_tokens: self.prompt.len(), ..self.queue.lock().usage }
+    }
+
+    /// Waits at most `timeout` for the next event.
+    pub fn next_timeout(&mut self, timeout: Duration) -> NextEvent {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut state = self.queue.lock();
+        loop {
+            if let Some(event) = state.events.pop_front() {
+                return NextEvent::Event(event);
+            }
+            if state.ended {
+                return NextEvent::End;
+            }
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return NextEvent::TimedOut;
+            }
+            state = match left {
+                Some(left) => {
+                    self.queue.ready.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.queue.ready.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// Polls for the next event; `None` when all choices have finished.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<TextEvent>> {
+        let mut state = self.queue.lock();
+        if let Some(event) = state.events.pop_front() {
+            return Poll::Ready(Some(event));
+        }
+        if state.ended {
+            return Poll::Ready(None);
+        }
+        state.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// Ends the request; its choices finish as cancelled.
+    pub fn cancel(&self) {
+        self.engine.cancel(self.id);
+    }
+}
+
+impl Iterator for TextStream {
+    type Item = TextEvent;
+
+    /// Waits for the next event; `None` when all choices have finished.
+    fn next(&mut self) -> Option<TextEvent> {
+        match self.next_timeout(Duration::MAX) {
+            NextEvent::Event(event) => Some(event),
+            NextEvent::TimedOut | NextEvent::End => None,
+        }
+    }
+}
+
+impl Drop for TextStream {
+    fn drop(&mut self) {
+        if !self.queue.lock().ended {
+            self.engine.cancel(self.id);
+        }
+    }
 }

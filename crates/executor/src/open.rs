@@ -1,0 +1,201 @@
+//! Opening an executor: backend, weights, workspace, KV cache, in this order.
+
+use std::time::{Duration, Instant};
+
+use pagedllm_backend::{Backend, DeviceError};
+use pagedllm_checkpoint::Checkpoint;
+use pagedllm_core::{DType, RankId};
+use pagedllm_cpu::{CpuBackend, CpuDType, CpuOptions};
+use pagedllm_engine::{Executor, ExecutorShape};
+use pagedllm_models::{LoadError, LoadOptions, WorkspaceLimits};
+
+use crate::local::LocalExecutor;
+use crate::options::{Device, ExecutorOptions, KvCacheDType, ModelDType};
+use crate::sizing::{self, ContextTooLarge, Demand};
+
+/// Most logit rows in one step.
+const MAX_LOGIT_ROWS: usize = 1024;
+/// Most that the KV cache takes on a CPU unless more is asked for.
+const CPU_KV_CACHE_BYTES: u64 = 4 << 30;
+/// Share of the free memory that the KV cache takes on a CPU unless more is asked for.
+const CPU_KV_CACHE_SHARE: u64 = 4;
+
+/// Progress of a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Weight bytes that are on the device.
+    pub done_bytes: u64,
+    /// Weight bytes in all.
+    pub total_bytes: u64,
+}
+
+/// Why an executor could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The model could not be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The context does not fit.
+    #[error(transparent)]
+    Context(#[from] ContextTooLarge),
+    /// An option can't be met; `option` is its long name.
+    #[error("{option}: {message}")]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// What is wrong and what would be right.
+        message: String,
+    },
+}
+
+/// An executor, and what it took.
+pub struct Opened {
+    /// Ready for steps.
+    pub executor: Box<dyn Executor>,
+    /// The device in words.
+    pub device: String,
+    /// Bytes of one KV block.
+    pub block_bytes: u64,
+    /// Time for the weights.
+    pub weights_time: Duration,
+    /// Time for workspace and KV cache.
+    pub memory_time: Duration,
+}
+
+/// Opens an executor for a checkpoint. `progress` is told after each tensor, and stops the load
+/// by returning false.
+///
+/// # Errors
+/// See [`OpenError`].
+pub fn open(
+    checkpoint: &Checkpoint,
+    options: &ExecutorOptions,
+    progress: &mut dyn FnMut(LoadProgress) -> bool,
+) -> Result<Opened, OpenError> {
+    if options.tensor_parallel_size != 1 {
+        return Err(OpenError::Option {
+            option: "tensor-parallel-size",
+            message: format!(
+                "{} ranks: the model runs on one device here; use 1",
+                options.tensor_parallel_size
+            ),
+        });
+    }
+    if options.device == Device::Cuda {
+        return Err(OpenError::Option {
+            option: "device",
+            message: "this build has no CUDA backend; use cpu".into(),
+        });
+    }
+    open_cpu(checkpoint, options, progress)
+}
+
+fn open_cpu(
+    checkpoint: &Checkpoint,
+    options: &ExecutorOptions,
+    progress: &mut dyn FnMut(LoadProgress) -> bool,
+) -> Result<Opened, OpenError> {
+    let dtype = match options.dtype {
+        ModelDType::Float32 => CpuDType::Float32,
+        ModelDType::Auto | ModelDType::Float16 | ModelDType::BFloat16 => CpuDType::Fast,
+    };
+    let kv_dtype = match (options.kv_cache_dtype, dtype) {
+        (KvCacheDType::Auto, CpuDType::Float32) | (KvCacheDType::Float32, _) => DType::F32,
+        (KvCacheDType::Auto, CpuDType::Fast) => pagedllm_cpu::FAST_KV_DTYPE,
+        (KvCacheDType::Float16, _) => DType::F16,
+        (KvCacheDType::BFloat16, _) => DType::BF16,
+        (KvCacheDType::Fp8, _) => {
+            return Err(OpenError::Option {
+                option: "kv-cache-dtype",
+                message: "fp8 needs a GPU; use auto, bfloat16, float16 or float32".into(),
+            });
+        }
+    };
+    let mut cpu_options = CpuOptions { dtype, kv_dtype, ..CpuOptions::default() };
+    if let Some(threads) = options.threads {
+        cpu_options.num_threads = threads;
+    }
+    let backend = CpuBackend::new(cpu_options)?;
+    let device = backend.description();
+    let kv_bytes = |free: u64| (free / CPU_KV_CACHE_SHARE).min(CPU_KV_CACHE_BYTES);
+    open_on(backend, Placement { device, kv_dtype, max_steps_in_flight: 1 }, checkpoint, options, kv_bytes, progress)
+}
+
+/// What a backend brings to the common part of opening.
+struct Placement {
+    device: String,
+    kv_dtype: DType,
+    max_steps_in_flight: usize,
+}
+
+fn open_on<B: Backend>(
+    mut backend: B,
+    placement: Placement,
+    checkpoint: &Checkpoint,
+    options: &ExecutorOptions,
+    kv_bytes: impl Fn(u64) -> u64,
+    progress: &mut dyn FnMut(LoadProgress) -> bool,
+) -> Result<Opened, OpenError> {
+    let config = checkpoint.config();
+    let longest = options.max_model_len.unwrap_or_else(|| config.context_length());
+    if longest > config.context_length() {
+        return Err(OpenError::Option {
+            option: "max-model-len",
+            message: format!(
+                "{longest} is more than the model's {} positions",
+                config.context_length()
+            ),
+        });
+    }
+    let start = Instant::now();
+    let total_bytes = checkpoint.total_bytes();
+    let load = LoadOptions { rank: RankId::SINGLE, max_model_len: longest };
+    let model = pagedllm_models::load(&mut backend, checkpoint, load, &mut |done_bytes| {
+        progress(LoadProgress { done_bytes, total_bytes })
+    })?;
+    let weights_time = start.elapsed();
+
+    let start = Instant::now();
+    let limits = WorkspaceLimits {
+        max_num_batched_tokens: options.max_num_batched_tokens,
+        max_num_seqs: options.max_num_seqs.min(options.max_num_batched_tokens),
+        max_logit_rows: MAX_LOGIT_ROWS.min(options.max_num_batched_tokens),
+        max_model_len: longest,
+        block_size: options.block_size,
+    };
+    backend.reserve_workspace(&pagedllm_models::workspace(config, 1, limits))?;
+    let groups = pagedllm_models::kv_groups(config, 1, options.block_size, placement.kv_dtype)?;
+    let demand = Demand {
+        budget_bytes: options
+            .kv_cache_memory_bytes
+            .unwrap_or_else(|| kv_bytes(backend.free_bytes())),
+        context_length: config.context_length(),
+        max_model_len: options.max_model_len,
+        max_num_seqs: limits.max_num_seqs,
+        block_size: options.block_size,
+    };
+    let sizes = sizing::size(&groups, demand)?;
+    let kv = backend.allocate_kv_cache(&groups, sizes.num_blocks)?;
+    let block_bytes = sizing::block_bytes(&groups);
+    let shape = ExecutorShape {
+        groups,
+        block_size: options.block_size,
+        num_blocks: sizes.num_blocks,
+        vocab_size: config.vocab_size,
+        max_model_len: sizes.max_model_len,
+        max_num_batched_tokens: limits.max_num_batched_tokens,
+        max_num_seqs: limits.max_num_seqs,
+        max_logit_rows: limits.max_logit_rows,
+        max_steps_in_flight: placement.max_steps_in_flight,
+    };
+    Ok(Opened {
+        executor: Box::new(LocalExecutor::new(backend, model, kv, shape)),
+        device: placement.device,
+        block_bytes,
+        weights_time,
+        memory_time: start.elapsed(),
+    })
+}
