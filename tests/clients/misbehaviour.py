@@ -87,7 +87,7 @@ def killed_client() -> None:
 async def full_queue(client: httpx.AsyncClient) -> None:
     """More requests than the queue takes: each is answered or told when to come again."""
     async def one() -> httpx.Response:
-        return await client.post("/v1/completions", json=body(max_tokens=32, ignore_eos=True))
+        return await client.post("/v1/completions", json=body(max_tokens=100, ignore_eos=True))
 
     answers = await asyncio.gather(*(one() for _ in range(QUEUE)))
     refused = [answer for answer in answers if answer.status_code != 200]
