@@ -1,0 +1,59 @@
+//! Running programs, and where things are.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// The root of the repository.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository")
+}
+
+/// Where downloads stay between runs: `PAGEDLLM_CACHE`, or `~/.cache/pagedllm`.
+pub fn cache() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("PAGEDLLM_CACHE") {
+        return Ok(path.into());
+    }
+    let home = std::env::var_os("HOME").context("neither PAGEDLLM_CACHE nor HOME is set")?;
+    Ok(Path::new(&home).join(".cache/pagedllm"))
+}
+
+/// A command with its arguments, split at spaces.
+pub fn command(line: &str) -> Command {
+    let mut words = line.split_whitespace();
+    let mut command = Command::new(words.next().expect("a program"));
+    command.args(words);
+    command
+}
+
+/// Runs a command; its failure is an error.
+pub fn run(command: &mut Command) -> Result<()> {
+    println!("$ {}", words(command));
+    let status = command.status().with_context(|| format!("can't start {}", words(command)))?;
+    if !status.success() {
+        bail!("{} failed: {status}", words(command));
+    }
+    Ok(())
+}
+
+/// What a command prints.
+pub fn output(command: &mut Command) -> Result<String> {
+    let output = command
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("can't start {}", words(command)))?;
+    if !output.status.success() {
+        bail!("{} failed: {}", words(command), output.status);
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn words(command: &Command) -> String {
+    let mut line = command.get_program().to_string_lossy().into_owned();
+    for argument in command.get_args() {
+        line.push(' ');
+        line.push_str(&argument.to_string_lossy());
+    }
+    line
+}

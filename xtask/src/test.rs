@@ -1,0 +1,27 @@
+//! `cargo xtask test`: all tests, with what they need.
+
+use anyhow::Result;
+
+use crate::models;
+use crate::shell::{command, run as run_command};
+
+/// Fetches the models, then runs the tests of all crates, the simulator, and the clients.
+pub fn run() -> Result<()> {
+    let model = models::smollm2()?;
+    let folder = models::folder()?;
+    run_command(command("cargo test --workspace --release").env("PAGEDLLM_MODELS", &folder))?;
+    simulate("1000")?;
+    run_command(&mut command("cargo build --release --package pagedllm-cli"))?;
+    run_command(
+        command("bash tests/clients/run.sh --quick")
+            .env("PAGEDLLM_BIN", "target/release/pagedllm")
+            .env("MODEL_PATH", &model),
+    )
+}
+
+/// Runs the serving simulator over `seeds` seeds.
+pub fn simulate(seeds: &str) -> Result<()> {
+    run_command(&mut command(&format!(
+        "cargo run --release --quiet --package pagedllm-sim -- --seeds {seeds}"
+    )))
+}
