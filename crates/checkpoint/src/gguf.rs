@@ -406,12 +406,13 @@ impl<'a> Cursor<'a> {
         }
         let cols = usize::try_from(dims[0]).map_err(|_| overflow("its row"))?;
         let rows = usize::try_from(dims[1]).map_err(|_| overflow("its number of rows"))?;
-        let row_bytes = format.row_bytes(cols).ok_or_else(|| {
-            self.fail(format!(
+        if !cols.is_multiple_of(format.block_len()) {
+            return Err(self.fail(format!(
                 "tensor `{shown}` has rows of {cols}, which is no multiple of the {} of {format}",
                 format.block_len()
-            ))
-        })?;
+            )));
+        }
+        let row_bytes = format.row_bytes(cols).ok_or_else(|| overflow("its row"))?;
         let size = row_bytes.checked_mul(rows).ok_or_else(|| overflow("its size"))?;
         let start = usize::try_from(offset).map_err(|_| overflow("its offset"))?;
         if !start.is_multiple_of(alignment) {
