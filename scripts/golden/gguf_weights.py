@@ -39,6 +39,13 @@ def hf_name(gguf_name: str) -> str:
     return f"model.layers.{layer}.{LAYER_NAMES[rest]}"
 
 
+def gguf_names(num_layers: int, untied_head: bool) -> list[str]:
+    """Every tensor name of a llama file, in the order in which files have them."""
+    names = ["token_embd.weight"]
+    names += [f"blk.{layer}.{name}" for layer in range(num_layers) for name in LAYER_NAMES]
+    return names + ["output_norm.weight"] + ["output.weight"] * untied_head
+
+
 def undo_rotated_order(weight: np.ndarray, num_heads: int) -> np.ndarray:
     """`[H*D, in]` from the file's row order to Hugging Face's."""
     rows, inputs = weight.shape
