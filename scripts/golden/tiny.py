@@ -86,11 +86,14 @@ def fill(model, seed: int) -> None:
         if name.endswith("norm.weight"):
             values = 1.0 + 0.2 * draw
         elif name.endswith("bias"):
-            values = 0.3 * draw
+            values = 0.1 * draw
         elif "embed_tokens" in name or "lm_head" in name:
             values = draw * 3.0 / parameter.shape[-1] ** 0.5
         else:
             values = draw / parameter.shape[-1] ** 0.5
+        if model.config.tie_word_embeddings and name.endswith(("o_proj.weight", "down_proj.weight")):
+            # Otherwise a token's own embedding wins, and every answer repeats its last token.
+            values = values * 3.0
         parameter.data.copy_(values.to(torch.bfloat16).float())
 
 

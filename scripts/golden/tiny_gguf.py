@@ -31,7 +31,7 @@ BLOCKS = tiny.ROOT.parent / "gguf_blocks.json"
 BLOCK_TYPES = [Quant.Q4_0, Quant.Q4_1, Quant.Q5_0, Quant.Q5_1, Quant.Q8_0, Quant.Q2_K, Quant.Q3_K,
                Quant.Q4_K, Quant.Q5_K, Quant.Q6_K, Quant.IQ1_S, Quant.IQ1_M, Quant.IQ2_XXS,
                Quant.IQ2_XS, Quant.IQ2_S, Quant.IQ3_XXS, Quant.IQ3_S, Quant.IQ4_NL, Quant.IQ4_XS,
-               Quant.TQ1_0, Quant.TQ2_0, Quant.MXFP4, Quant.BF16, Quant.F16]
+               Quant.MXFP4, Quant.BF16, Quant.F16]
 VALUES_OF_A_TYPE = 512
 LARGEST_VALUE = 1e4
 
@@ -39,12 +39,13 @@ LARGEST_VALUE = 1e4
 MIXED_CONFIG = LlamaConfig(
     vocab_size=tiny.VOCAB_SIZE, hidden_size=256, intermediate_size=256, num_hidden_layers=1,
     num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=512,
-    rms_norm_eps=1e-5, bos_token_id=0, eos_token_id=1, pad_token_id=1, tie_word_embeddings=True,
+    rms_norm_eps=1e-5, bos_token_id=0, eos_token_id=1, pad_token_id=1, tie_word_embeddings=False,
     rope_parameters=tiny.PLAIN, architectures=["LlamaForCausalLM"])
 MIXED_TYPES = {"attn_q.weight": Quant.Q4_K, "attn_k.weight": Quant.Q5_K,
-               "attn_v.weight": Quant.Q6_K, "attn_output.weight": Quant.Q3_K,
+               "attn_v.weight": Quant.Q8_0, "attn_output.weight": Quant.Q3_K,
                "ffn_gate.weight": Quant.Q5_0, "ffn_up.weight": Quant.Q2_K,
-               "ffn_down.weight": Quant.Q5_1, "token_embd.weight": Quant.Q8_0}
+               "ffn_down.weight": Quant.Q5_1, "token_embd.weight": Quant.Q4_0,
+               "output.weight": Quant.Q6_K}
 # Where a K format keeps its f16 scale and, if it has one, the scale of its offsets; then how much
 # larger than the scale the offsets' one must be for values about zero.
 K_SCALES = {Quant.Q2_K: (80, 82, 1.5), Quant.Q3_K: (108, None, 0.0), Quant.Q4_K: (0, 2, 7.5),
@@ -110,8 +111,10 @@ def write_llama() -> None:
     finish(writer)
 
 
-def k_blocks(kind: Quant, shape: tuple[int, int], draw: np.random.Generator) -> np.ndarray:
-    """`[rows, bytes]` random blocks of a K format whose values have the spread of a weight."""
+def k_blocks(kind: Quant, shape: tuple[int, int], wanted: float,
+             draw: np.random.Generator) -> np.ndarray:
+    """`[rows, bytes]` random blocks of a K format whose values have `wanted` times the spread that
+    keeps the size of what they multiply."""
     values_of_block, bytes_of_block = gguf.GGML_QUANT_SIZES[kind]
     rows, inputs = shape
     blocks = draw.integers(0, 256, (rows, inputs // values_of_block, bytes_of_block), np.uint8)
@@ -127,7 +130,7 @@ def k_blocks(kind: Quant, shape: tuple[int, int], draw: np.random.Generator) -> 
 
     set_scales(1e-3)
     spread = gguf.dequantize(blocks.reshape(rows, -1), kind).std()
-    set_scales(1e-3 / spread / inputs ** 0.5)
+    set_scales(1e-3 * wanted / spread / inputs ** 0.5)
     return blocks.reshape(rows, -1)
 
 
@@ -140,16 +143,16 @@ def write_mixed(seed: int) -> None:
     writer.add_file_type(FileType.MOSTLY_Q4_K_M)
     metadata(writer, config)
     tokenizer(writer, LLAMA)
-    for name in gguf_weights.gguf_names(config.num_hidden_layers, untied_head=False):
+    for name in gguf_weights.gguf_names(config.num_hidden_layers, untied_head=True):
         shape = shapes[gguf_weights.hf_name(name)]
         kind = MIXED_TYPES.get(name.removeprefix("blk.0."), Quant.F32)
+        spread = 3.0 if name in ("token_embd.weight", "output.weight") else 1.0
         values = draw.standard_normal(shape, np.float32)
         if kind in K_SCALES:
-            writer.add_tensor(name, k_blocks(kind, shape, draw), raw_dtype=kind)
+            writer.add_tensor(name, k_blocks(kind, shape, spread, draw), raw_dtype=kind)
         elif kind == Quant.F32:
             writer.add_tensor(name, 1 + values * np.float32(0.2), raw_dtype=kind)
         else:
-            spread = 3.0 if name == "token_embd.weight" else 1.0
             scaled = values * np.float32(spread / shape[-1] ** 0.5)
             writer.add_tensor(name, gguf.quantize(scaled, kind), raw_dtype=kind)
     finish(writer)
