@@ -37,7 +37,7 @@ impl<'a> Fields<'a> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let float = || {
             let number = value.as_f64()?;
-            let is_count = number >= 0.0 && number < MAX_EXACT && number.fract() == 0.0;
+            let is_count = (0.0..MAX_EXACT).contains(&number) && number.fract() == 0.0;
             is_count.then_some(number as u64)
         };
         let count = value.as_u64().or_else(float).and_then(|count| usize::try_from(count).ok());

@@ -395,8 +395,7 @@ fn a_second_reader_sees_the_same_table() {
 fn splits_open_as_one() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut first = tiny_gguf("llama");
-    let mut second = GgufFile::default();
-    second.tensors = first.tensors.split_off(6);
+    let mut second = GgufFile { tensors: first.tensors.split_off(6), ..Default::default() };
     let mut write = |first: &mut GgufFile, count: u32| {
         for (number, file) in [&mut *first, &mut second].into_iter().enumerate() {
             file.set("split.no", Meta::U32(number as u32)).set("split.count", Meta::U32(count));
