@@ -104,9 +104,8 @@ fn open_cpu(
     };
     let kv_dtype = match (options.kv_cache_dtype, dtype) {
         (KvCacheDType::Auto, CpuDType::Float32) | (KvCacheDType::Float32, _) => DType::F32,
-        (KvCacheDType::Auto, CpuDType::Fast) => pagedllm_cpu::FAST_KV_DTYPE,
+        (KvCacheDType::Auto, CpuDType::Fast) | (KvCacheDType::BFloat16, _) => DType::BF16,
         (KvCacheDType::Float16, _) => DType::F16,
-        (KvCacheDType::BFloat16, _) => DType::BF16,
         (KvCacheDType::Fp8, _) => {
             return Err(OpenError::Option {
                 option: "kv-cache-dtype",
@@ -114,14 +113,21 @@ fn open_cpu(
             });
         }
     };
-    let mut cpu_options = CpuOptions { dtype, kv_dtype, ..CpuOptions::default() };
+    let mut cpu_options = CpuOptions { dtype, ..CpuOptions::default() };
     if let Some(threads) = options.threads {
         cpu_options.num_threads = threads;
     }
     let backend = CpuBackend::new(cpu_options)?;
-    let device = backend.description();
+    let device = format!("cpu, {}, {} threads", backend.isa(), cpu_options.num_threads);
     let kv_bytes = |free: u64| (free / CPU_KV_CACHE_SHARE).min(CPU_KV_CACHE_BYTES);
-    open_on(backend, Placement { device, kv_dtype, max_steps_in_flight: 1 }, checkpoint, options, kv_bytes, progress)
+    open_on(
+        backend,
+        Placement { device, kv_dtype, max_steps_in_flight: 1 },
+        checkpoint,
+        options,
+        kv_bytes,
+        progress,
+    )
 }
 
 /// What a backend brings to the common part of opening.

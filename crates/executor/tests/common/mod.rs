@@ -1,0 +1,184 @@
+//! Golden files, and engines to hold against them.
+
+use std::path::{Path, PathBuf};
+
+use pagedllm_backend::{Backend, Reference};
+use pagedllm_checkpoint::Checkpoint;
+use pagedllm_core::{DType, RankId, SamplingParams, TokenId};
+use pagedllm_cpu::{CpuBackend, CpuDType, CpuOptions};
+use pagedllm_engine::{
+    Engine, EngineConfig, EngineHandle, EngineStats, Event, ExecutorShape, Request, Shutdown,
+};
+use pagedllm_executor::LocalExecutor;
+use pagedllm_models::{LoadOptions, WorkspaceLimits};
+use serde_json::Value;
+
+const BLOCK_SIZE: usize = 16;
+const MAX_MODEL_LEN: usize = 160;
+/// A continuation may leave the golden one only where the two best logits are closer than this.
+const NEAR_TIE: f64 = 1e-3;
+
+/// One directory of `tests/golden/tiny`.
+pub struct Golden {
+    name: String,
+    path: PathBuf,
+    json: Value,
+}
+
+/// How much may run at once.
+#[derive(Clone, Copy)]
+pub struct Limits {
+    pub max_num_seqs: usize,
+    pub max_num_batched_tokens: usize,
+    pub num_blocks: usize,
+}
+
+/// An engine with a tiny model.
+pub struct Serving(EngineHandle);
+
+/// The goldens whose architecture loads.
+pub fn every_tiny() -> impl Iterator<Item = Golden> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny");
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
+        .expect("tests/golden/tiny is there")
+        .map(|entry| entry.expect("a readable entry").path())
+        .filter(|path| path.join("golden.json").is_file() && path.join("config.json").is_file())
+        .collect();
+    paths.sort();
+    assert!(paths.len() >= 10, "only {} goldens", paths.len());
+    paths.into_iter().filter_map(|path| {
+        let checkpoint =
+            Checkpoint::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let architecture = checkpoint.config().architecture.as_str();
+        if !pagedllm_models::ARCHITECTURES.contains(&architecture) {
+            return None;
+        }
+        let text = std::fs::read_to_string(path.join("golden.json")).expect("golden.json");
+        let json = serde_json::from_str(&text).expect("golden.json is JSON");
+        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+        Some(Golden { name, path, json })
+    })
+}
+
+fn tokens(value: &Value) -> Vec<TokenId> {
+    let list = value.as_array().expect("a list of token ids");
+    list.iter().map(|id| id.as_u64().expect("an id") as TokenId).collect()
+}
+
+impl Golden {
+    /// Sends all prompts at once and compares the continuations.
+    pub fn check_greedy(&self, serving: &Serving, way: &str) {
+        let cases = self.json["greedy"].as_array().expect("greedy");
+        let streams: Vec<_> = cases
+            .iter()
+            .map(|case| {
+                let params = SamplingParams {
+                    temperature: 0.0,
+                    max_tokens: tokens(&case["output_ids"]).len() as u32,
+                    ignore_eos: true,
+                    ..SamplingParams::default()
+                };
+                let request = Request::new(tokens(&case["prompt_ids"]), params);
+                serving.0.stream(request).expect("the engine takes it")
+            })
+            .collect();
+        for (index, (case, stream)) in cases.iter().zip(streams).enumerate() {
+            let got = stream.collect_choices().remove(0).tokens;
+            let want = tokens(&case["output_ids"]);
+            let Some(at) = (0..want.len()).find(|&at| got.get(at) != Some(&want[at])) else {
+                assert_eq!(got.len(), want.len(), "{}, {way}, prompt {index}", self.name);
+                continue;
+            };
+            let gap = case["gaps"][at].as_f64().expect("a gap");
+            assert!(
+                gap < NEAR_TIE,
+                "{}, {way}, prompt {index}: {got:?} leaves {want:?} at {at}, gap {gap}",
+                self.name
+            );
+        }
+    }
+
+    /// Compares the log-probabilities of the token after each prompt with the golden logits.
+    pub fn check_logits(&self, serving: &Serving) {
+        for case in self.json["logits"].as_array().expect("logits") {
+            let logits: Vec<f64> = case["last_row"]
+                .as_array()
+                .expect("a row")
+                .iter()
+                .map(|v| v.as_f64().expect("a logit"))
+                .collect();
+            let best = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let log_sum = best + logits.iter().map(|l| (l - best).exp()).sum::<f64>().ln();
+            let params = SamplingParams {
+                temperature: 0.0,
+                max_tokens: 1,
+                logprobs: Some(20),
+                ..SamplingParams::default()
+            };
+            let request = Request::new(tokens(&case["prompt_ids"]), params);
+            let mut compared = 0;
+            for event in serving.0.stream(request).expect("the engine takes it") {
+                let Event::Token { logprobs, .. } = event else { continue };
+                for top in logprobs.expect("asked for").top {
+                    let want = logits[top.token as usize] - log_sum;
+                    let off = (f64::from(top.logprob) - want).abs();
+                    assert!(off < 1e-3, "{}: logprob of {} is off by {off}", self.name, top.token);
+                    compared += 1;
+                }
+            }
+            assert_eq!(compared, 20, "{}", self.name);
+        }
+    }
+}
+
+impl Serving {
+    pub fn stats(&self) -> EngineStats {
+        self.0.stats()
+    }
+
+    /// Shuts down and checks that every block came back.
+    pub fn finish(self) {
+        self.0.shutdown(Shutdown::Now);
+        assert_eq!(self.0.stats().num_blocks_used, 0, "blocks are still held");
+    }
+}
+
+pub fn reference(golden: &Golden, limits: Limits) -> Serving {
+    serve(Reference::default(), golden, limits)
+}
+
+pub fn cpu(golden: &Golden, limits: Limits) -> Serving {
+    let options = CpuOptions { dtype: CpuDType::Float32, num_threads: 2, ..CpuOptions::default() };
+    serve(CpuBackend::new(options).expect("a CPU"), golden, limits)
+}
+
+fn serve<B: Backend>(mut b: B, golden: &Golden, limits: Limits) -> Serving {
+    let checkpoint = Checkpoint::open(&golden.path).expect("the golden opens");
+    let config = checkpoint.config();
+    let load = LoadOptions { rank: RankId::SINGLE, max_model_len: MAX_MODEL_LEN };
+    let model =
+        pagedllm_models::load(&mut b, &checkpoint, load, &mut |_| true).expect(&golden.name);
+    let workspace = WorkspaceLimits {
+        max_num_batched_tokens: limits.max_num_batched_tokens,
+        max_num_seqs: limits.max_num_seqs,
+        max_logit_rows: limits.max_num_batched_tokens,
+        max_model_len: MAX_MODEL_LEN,
+        block_size: BLOCK_SIZE,
+    };
+    b.reserve_workspace(&pagedllm_models::workspace(config, 1, workspace)).expect("memory");
+    let groups = pagedllm_models::kv_groups(config, 1, BLOCK_SIZE, DType::F32).expect("groups");
+    let kv = b.allocate_kv_cache(&groups, limits.num_blocks).expect("memory");
+    let shape = ExecutorShape {
+        groups,
+        block_size: BLOCK_SIZE,
+        num_blocks: limits.num_blocks,
+        vocab_size: config.vocab_size,
+        max_model_len: MAX_MODEL_LEN,
+        max_num_batched_tokens: limits.max_num_batched_tokens,
+        max_num_seqs: limits.max_num_seqs,
+        max_logit_rows: limits.max_num_batched_tokens,
+        max_steps_in_flight: 1,
+    };
+    let executor = LocalExecutor::new(b, model, kv, shape);
+    Serving(Engine::spawn(Box::new(executor), EngineConfig::default()))
+}
