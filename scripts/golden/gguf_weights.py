@@ -1,6 +1,6 @@
-"""Weights of a llama-architecture GGUF file as Hugging Face names them, and back.
+"""Weights of a llama or qwen2 GGUF file as Hugging Face names them, and back.
 
-llama.cpp stores the rows of the query and key projections in another order: a head's rows
+For the llama architecture, llama.cpp stores the rows of the query and key projections in another order: a head's rows
 `0 .. D/2` and `D/2 .. D` (the two halves that Hugging Face rotates together) are interleaved, so
 that the pairs which are rotated together lie side by side. `undo_rotated_order` gives the Hugging
 Face order and `rotated_order` the file's.
@@ -15,6 +15,11 @@ TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
+}
+BIAS_NAMES = {
+    "attn_q.bias": "self_attn.q_proj.bias",
+    "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.bias": "self_attn.v_proj.bias",
 }
 LAYER_NAMES = {
     "attn_norm.weight": "input_layernorm.weight",
@@ -34,9 +39,10 @@ def hf_name(gguf_name: str) -> str:
     if gguf_name in TOP_NAMES:
         return TOP_NAMES[gguf_name]
     prefix, layer, rest = gguf_name.split(".", 2)
-    if prefix != "blk" or rest not in LAYER_NAMES:
+    known = LAYER_NAMES | BIAS_NAMES
+    if prefix != "blk" or rest not in known:
         raise KeyError(f"no Hugging Face name for tensor {gguf_name}")
-    return f"model.layers.{layer}.{LAYER_NAMES[rest]}"
+    return f"model.layers.{layer}.{known[rest]}"
 
 
 def gguf_names(num_layers: int, untied_head: bool) -> list[str]:
@@ -67,7 +73,9 @@ def field(reader: gguf.GGUFReader, name: str, default=None):
 
 
 def heads_of(reader: gguf.GGUFReader, gguf_name: str) -> int | None:
-    """How many heads the rows of a query or key projection hold; None for any other tensor."""
+    """How many heads the rows of a rotated query or key projection hold; else None."""
+    if field(reader, "general.architecture") != "llama":
+        return None
     if gguf_name.endswith("attn_q.weight"):
         return field(reader, "llama.attention.head_count")
     if gguf_name.endswith("attn_k.weight"):

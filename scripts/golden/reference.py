@@ -6,6 +6,7 @@ the file; the place of every near tie is kept as the gap between the two largest
 
 import numpy as np
 import torch
+import transformers
 
 SAMPLE_SIZE = 64
 TOP_SIZE = 20
@@ -36,6 +37,29 @@ def greedy(model, token_ids: list[int], num_tokens: int) -> tuple[list[int], lis
         gaps.append(float(values[0] - values[1]))
         inputs = ids[:1].reshape(1, 1)
     return output, rounded(gaps, GAP_DIGITS)
+
+
+def token_ids_of(tokenizer, prompt) -> list[int]:
+    """Ids of a text, or of a chat with the assistant's turn opened."""
+    if isinstance(prompt, str):
+        return tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def greedy_entry(model, tokenizer, name: str, prompt, num_tokens: int) -> dict:
+    """One prompt with its continuation, as golden files have it."""
+    token_ids = token_ids_of(tokenizer, prompt)
+    output, gaps = greedy(model, token_ids, num_tokens)
+    key = "prompt" if isinstance(prompt, str) else "messages"
+    return {"name": name, key: prompt, "prompt_ids": token_ids, "output_ids": output,
+            "output_text": tokenizer.decode(output), "gaps": gaps}
+
+
+def made_with() -> dict[str, str]:
+    """The versions that a golden file depends on."""
+    return {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__,
+            "numpy": np.__version__}
 
 
 def logit_row(logits: torch.Tensor) -> dict:

@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 
 import gguf
-import numpy as np
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -152,23 +151,6 @@ def open_model(directory: Path):
         directory, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def token_ids_of(tokenizer, prompt) -> list[int]:
-    """Ids of a text, or of a chat with the assistant's turn opened."""
-    if isinstance(prompt, str):
-        return tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def greedy_entry(model, tokenizer, name: str, prompt) -> dict:
-    """One prompt with its continuation."""
-    token_ids = token_ids_of(tokenizer, prompt)
-    output, gaps = reference.greedy(model, token_ids, NUM_OUTPUT)
-    key = "prompt" if isinstance(prompt, str) else "messages"
-    return {"name": name, key: prompt, "prompt_ids": token_ids, "output_ids": output,
-            "output_text": tokenizer.decode(output), "gaps": gaps}
-
-
 def make_goldens() -> None:
     """Runs the reference and writes the golden file."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(F32_DIR)
@@ -176,14 +158,13 @@ def make_goldens() -> None:
     texts = dict(prompts.PROMPTS)
     entries = []
     for name, prompt in prompts.PROMPTS:
-        entries.append(greedy_entry(model, tokenizer, name, prompt))
+        entries.append(reference.greedy_entry(model, tokenizer, name, prompt, NUM_OUTPUT))
         print(name, len(entries[-1]["prompt_ids"]), min(entries[-1]["gaps"]), flush=True)
     ids = {entry["name"]: entry["prompt_ids"] for entry in entries}
     golden = {
         "model": NAME,
         "source": {"file": SOURCE.name, "sha256_prefix": "b179c952"},
-        "made_with": {"torch": torch.__version__.split("+")[0],
-                      "transformers": transformers.__version__, "numpy": np.__version__},
+        "made_with": reference.made_with(),
         "dtype": "float32",
         "greedy": entries,
         "logits": [{"name": n, **reference.logit_row(reference.logits_of(model, ids[n])[-1])}
@@ -193,8 +174,9 @@ def make_goldens() -> None:
     }
     del model
     model = open_model(BF16_DIR)
-    golden["greedy_bf16_weights"] = [greedy_entry(model, tokenizer, n, texts[n])
-                                     for n in prompts.BF16_PROMPTS]
+    golden["greedy_bf16_weights"] = [
+        reference.greedy_entry(model, tokenizer, n, texts[n], NUM_OUTPUT)
+        for n in prompts.BF16_PROMPTS]
     write_json(GOLDEN, golden)
 
 

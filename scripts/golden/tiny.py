@@ -12,7 +12,6 @@ import json
 import random
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -127,8 +126,7 @@ def golden_of(name: str, model) -> dict:
                            "last_row": reference.rounded(rows[-1])})
     return {
         "model": name,
-        "made_with": {"torch": torch.__version__.split("+")[0],
-                      "transformers": transformers.__version__, "numpy": np.__version__},
+        "made_with": reference.made_with(),
         "dtype": "float32",
         "greedy": greedy,
         "logits": logits,
