@@ -293,6 +293,13 @@ impl BlockPool {
         }
     }
 
+    /// Whether nobody holds the block and nobody can find it: its contents are meaningless.
+    #[must_use]
+    pub fn is_meaningless(&self, block: BlockId) -> bool {
+        let Block { num_holders, published } = self.block(block);
+        *num_holders == 0 && published.is_none()
+    }
+
     /// From here on, blocks that lose their last holder are kept apart.
     pub fn begin_quarantine(&mut self) {
         self.quarantines = true;

@@ -86,6 +86,11 @@ impl Scheduler {
     pub fn first_waiting(&self) -> Option<&Sequence> {
         self.waiting.first_key_value().map(|(_, &slot)| self.sequence(slot))
     }
+    /// The running sequence that goes first.
+    #[must_use]
+    pub fn first_running(&self) -> Option<&Sequence> {
+        self.running.first().map(|&slot| self.sequence(slot))
+    }
     /// Every sequence, in no order.
     pub fn sequences(&self) -> impl Iterator<Item = &Sequence> {
         self.slots.iter().flatten()
