@@ -9,7 +9,7 @@ use crate::shell::{command, run as run_command};
 pub fn run() -> Result<()> {
     let model = models::smollm2()?;
     let folder = models::folder()?;
-    run_command(command("cargo test --workspace --release").env("PAGEDLLM_MODELS", &folder))?;
+    run_command(command("cargo test --workspace --profile checked").env("PAGEDLLM_MODELS", &folder))?;
     simulate("1000")?;
     run_command(&mut command("cargo build --release --package pagedllm-cli"))?;
     run_command(
@@ -22,6 +22,6 @@ pub fn run() -> Result<()> {
 /// Runs the serving simulator over `seeds` seeds.
 pub fn simulate(seeds: &str) -> Result<()> {
     run_command(&mut command(&format!(
-        "cargo run --release --quiet --package pagedllm-sim -- --seeds {seeds}"
+        "cargo run --profile checked --quiet --package pagedllm-sim -- --seeds {seeds}"
     )))
 }

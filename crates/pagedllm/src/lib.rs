@@ -18,12 +18,14 @@ pub use options::{
     Applied, Device, KvCacheDType, ModelDType, OPTIONS, OptionSpec, Options, SchedulingPolicy,
     parse_count, parse_switch,
 };
+pub use pagedllm_checkpoint::{CheckpointFormat, SamplingDefaults};
 pub use pagedllm_core::{
     FinishReason, InvalidParams, SamplingParams, TokenId, TokenLogprob, TokenLogprobs,
 };
-pub use pagedllm_engine::{EngineConfig, EngineStats, Executor, ExecutorError, ExecutorShape, Histogram, StepTicket};
+pub use pagedllm_engine::{
+    EngineConfig, EngineStats, Executor, ExecutorError, ExecutorShape, Histogram, StepTicket,
+};
 pub use pagedllm_executor::LoadProgress;
-pub use pagedllm_checkpoint::{CheckpointFormat, SamplingDefaults};
 pub use pagedllm_tokenizer::{ChatTemplate, Tokenizer};
 pub use request::{ChatPrompt, Prompt, TextRequest};
 pub use stream::{ChoiceUsage, NextEvent, TextEvent, TextStream, TokenText, Usage};

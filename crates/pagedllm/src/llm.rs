@@ -7,8 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 use pagedllm_checkpoint::{CheckpointFormat, SamplingDefaults};
 use pagedllm_core::TokenId;
 use pagedllm_engine::{
-    Engine, EngineConfig, EngineHandle, EngineStats, EventSender, Executor, Health, Rejected,
-    Request, Shutdown, event_channel,
+    Engine, EngineConfig, EngineHandle, EngineStats, EventSender, Executor, Health, Refused,
+    Rejected, Request, Shutdown, event_channel,
 };
 use pagedllm_tokenizer::{
     ChatInput, ChatTemplate, EncodeOptions, StopMatcher, TemplateError, Tokenizer, TokenizerError,
@@ -121,7 +121,8 @@ impl Llm {
     /// If the system can't start a thread.
     #[must_use]
     pub fn from_parts(parts: Parts) -> Self {
-        let Parts { executor, tokenizer, chat_template, engine: config, mut description, .. } = parts;
+        let Parts { executor, tokenizer, chat_template, engine: config, mut description, .. } =
+            parts;
         let shape = executor.shape().clone();
         let chat_template = match (chat_template, &tokenizer) {
             (Some(template), _) => Some(Ok(template)),
@@ -195,9 +196,7 @@ impl Llm {
                 priority: request.priority,
                 cache_salt: request.cache_salt,
                 eos_token_ids: inner.description.eos_token_ids.clone(),
-                deadline: request
-                    .deadline
-                    .map(|at| at.saturating_duration_since(Instant::now())),
+                deadline: request.deadline.map(|at| at.saturating_duration_since(Instant::now())),
                 ..Request::new(prompt.clone(), request.sampling)
             },
             inner.events.as_ref().expect("held until the engine is dropped"),
@@ -266,10 +265,10 @@ impl Llm {
     /// As `render_chat`, and those of the tokenizer.
     pub fn encode_chat(&self, chat: &ChatPrompt) -> Result<Vec<TokenId>, Error> {
         let text = self.render_chat(chat)?;
-        self.encode_with(&text, EncodeOptions {
-            add_special_tokens: false,
-            isolate_special_tokens: false,
-        })
+        self.encode_with(
+            &text,
+            EncodeOptions { add_special_tokens: false, isolate_special_tokens: false },
+        )
     }
 
     /// Tokens of a text.
@@ -277,10 +276,13 @@ impl Llm {
     /// # Errors
     /// There is no tokenizer, or the text is too long for it.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, Error> {
-        self.encode_with(text, EncodeOptions {
-            add_special_tokens,
-            isolate_special_tokens: self.0.isolates_special_tokens,
-        })
+        self.encode_with(
+            text,
+            EncodeOptions {
+                add_special_tokens,
+                isolate_special_tokens: self.0.isolates_special_tokens,
+            },
+        )
     }
 
     fn encode_with(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>, Error> {
@@ -336,8 +338,7 @@ impl Llm {
 
     /// Takes no more requests, waits at most `timeout` for those that run, ends the rest.
     pub fn shutdown(&self, timeout: Duration) {
-        let mode =
-            if timeout.is_zero() { Shutdown::Now } else { Shutdown::Drain { timeout } };
+        let mode = if timeout.is_zero() { Shutdown::Now } else { Shutdown::Drain { timeout } };
         self.0.engine.shutdown(mode);
     }
 }
@@ -363,8 +364,13 @@ impl From<Rejected> for Error {
             },
             Rejected::ShuttingDown => Self::ShuttingDown,
             Rejected::Failed(error) => Self::Device(error.to_string()),
+            Rejected::Refused(Refused::Params(invalid)) => Self::Sampling(invalid),
             Rejected::Refused(refused) => {
-                Self::Request { param: refused.param(), message: refused.to_string() }
+                let param = match refused {
+                    Refused::TooManyChoices { .. } => "best_of",
+                    _ => "prompt",
+                };
+                Self::Request { param, message: refused.to_string() }
             }
         }
     }

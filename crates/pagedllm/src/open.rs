@@ -49,9 +49,8 @@ impl Llm {
         };
         let tokenizer_time = start.elapsed();
 
-        let opened =
-            pagedllm_executor::open(&checkpoint, &executor_options(options), progress)
-                .map_err(open_error)?;
+        let opened = pagedllm_executor::open(&checkpoint, &executor_options(options), progress)
+            .map_err(open_error)?;
         let config = checkpoint.config();
         let mut eos_token_ids = config.eos_token_ids.clone();
         if let Some(vocab) = checkpoint.vocab_spec() {

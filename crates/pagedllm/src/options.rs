@@ -238,8 +238,7 @@ pub const OPTIONS: &[OptionSpec<Options>] = &[
         }
     ),
     option!("device", "auto|cpu|cuda", "auto", "where the model runs", |o, t| {
-        let choices =
-            [("auto", Device::Auto), ("cpu", Device::Cpu), ("cuda", Device::Cuda)];
+        let choices = [("auto", Device::Auto), ("cpu", Device::Cpu), ("cuda", Device::Cuda)];
         o.device = one_of(t, &choices)?;
         Ok(())
     }),
@@ -285,8 +284,12 @@ pub const OPTIONS: &[OptionSpec<Options>] = &[
         "None",
         "format that the weights must have; None takes what the files say",
         |o, t| {
-            let choices =
-                [("none", None), ("awq", Some("awq")), ("gptq", Some("gptq")), ("gguf", Some("gguf"))];
+            let choices = [
+                ("none", None),
+                ("awq", Some("awq")),
+                ("gptq", Some("gptq")),
+                ("gguf", Some("gguf")),
+            ];
             o.quantization = one_of(t, &choices)?.map(str::to_owned);
             Ok(())
         }
@@ -340,16 +343,10 @@ pub const OPTIONS: &[OptionSpec<Options>] = &[
             Ok(())
         }
     ),
-    option!(
-        "enable-prefix-caching",
-        "",
-        "true",
-        "reuse the KV of shared prefixes",
-        |o, t| {
-            o.enable_prefix_caching = parse_switch(t)?;
-            Ok(())
-        }
-    ),
+    option!("enable-prefix-caching", "", "true", "reuse the KV of shared prefixes", |o, t| {
+        o.enable_prefix_caching = parse_switch(t)?;
+        Ok(())
+    }),
     option!(
         "scheduling-policy",
         "fcfs|priority",
@@ -448,8 +445,7 @@ impl Options {
     /// # Errors
     /// The option is unknown, or its value can't be read.
     pub fn set(&mut self, name: &str, value: &str) -> Result<Applied, crate::Error> {
-        let wrong =
-            |message| crate::Error::Option { option: name.to_owned(), message };
+        let wrong = |message| crate::Error::Option { option: name.to_owned(), message };
         let spec = OPTIONS
             .iter()
             .find(|spec| spec.name == name)

@@ -102,7 +102,12 @@ impl StreamQueue {
     }
 
     /// Adds events and wakes the reader.
-    pub(crate) fn push(&self, events: impl IntoIterator<Item = TextEvent>, usage: Usage, ended: bool) {
+    pub(crate) fn push(
+        &self,
+        events: impl IntoIterator<Item = TextEvent>,
+        usage: Usage,
+        ended: bool,
+    ) {
         let mut state = self.lock();
         state.events.extend(events);
         state.usage = usage;
@@ -164,7 +169,11 @@ impl TextStream {
             }
             state = match left {
                 Some(left) => {
-                    self.queue.ready.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.queue
+                        .ready
+                        .wait_timeout(state, left)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
                 }
                 None => self.queue.ready.wait(state).unwrap_or_else(PoisonError::into_inner),
             };
