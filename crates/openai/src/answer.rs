@@ -153,9 +153,7 @@ impl StreamAnswer {
     /// What chunks before the last say about usage.
     fn running_usage(&self) -> Option<Option<UsageBody>> {
         match self.streaming {
-            Streaming { continuous_usage: true, .. } => {
-                Some(Some(self.fold.usage_so_far().into()))
-            }
+            Streaming { continuous_usage: true, .. } => Some(Some(self.fold.usage_so_far().into())),
             Streaming { include_usage: true, .. } => Some(None),
             _ => None,
         }

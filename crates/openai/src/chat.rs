@@ -147,10 +147,9 @@ fn check_message(index: usize, message: &Value) -> Result<(), ApiError> {
     }
     match message.get("tool_calls") {
         None | Some(Value::Null) => Ok(()),
-        Some(Value::Array(calls)) => calls
-            .iter()
-            .enumerate()
-            .try_for_each(|(call, value)| check_tool_call(&at(&format!(".tool_calls[{call}]")), value)),
+        Some(Value::Array(calls)) => calls.iter().enumerate().try_for_each(|(call, value)| {
+            check_tool_call(&at(&format!(".tool_calls[{call}]")), value)
+        }),
         Some(_) => Err(ApiError::invalid(at(".tool_calls"), "must be an array")),
     }
 }
@@ -162,7 +161,8 @@ fn check_part(at: &str, part: &Value) -> Result<(), ApiError> {
         Some("refusal") if part.get("refusal").is_some_and(Value::is_string) => Ok(()),
         Some("text" | "refusal") => Err(ApiError::invalid(at, "has no text")),
         Some(kind) => {
-            let message = format!("type '{}' is not supported: the model reads text", shorten(kind));
+            let message =
+                format!("type '{}' is not supported: the model reads text", shorten(kind));
             Err(ApiError::invalid(format!("{at}.type"), message))
         }
         None => Err(ApiError::invalid(format!("{at}.type"), "is required and must be a string")),

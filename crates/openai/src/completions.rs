@@ -72,10 +72,8 @@ pub(crate) fn read(
         }
         requests.push(common.request(Prompt::TokenIds(tokens), max_tokens));
     }
-    let shape = Shape::Completion {
-        echoed: echo.then_some(echoed),
-        logprobs: common.sampling.logprobs,
-    };
+    let shape =
+        Shape::Completion { echoed: echo.then_some(echoed), logprobs: common.sampling.logprobs };
     Ok(Call::new(common, requests, shape, given_prompt_logprobs, ignored))
 }
 

@@ -70,11 +70,7 @@ impl ApiError {
             }
             Error::ContextLength { .. } => {
                 let error = Self::new(400, "invalid_request_error", error.to_string());
-                Self {
-                    param: Some(prompt.into()),
-                    code: Some("context_length_exceeded"),
-                    ..error
-                }
+                Self { param: Some(prompt.into()), code: Some("context_length_exceeded"), ..error }
             }
             Error::ChatTemplate(_) => {
                 let error = Self::new(400, "invalid_request_error", error.to_string());

@@ -112,11 +112,7 @@ impl Fields {
     }
 
     /// Refuses a field whose effect does not exist, unless its value asks for nothing.
-    pub(crate) fn refuse(
-        &mut self,
-        name: &'static str,
-        why: &str,
-    ) -> Result<(), ApiError> {
+    pub(crate) fn refuse(&mut self, name: &'static str, why: &str) -> Result<(), ApiError> {
         let asks_for_nothing = match self.take(name) {
             None | Some(Value::Bool(false)) => true,
             Some(Value::Array(values)) => values.is_empty(),
@@ -129,8 +125,12 @@ impl Fields {
 
     /// The fields that nobody read: their names, or an error where that is not allowed.
     pub(crate) fn finish(self, strict: bool) -> Result<Vec<String>, ApiError> {
-        let mut ignored: Vec<String> =
-            self.0.into_iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name).collect();
+        let mut ignored: Vec<String> = self
+            .0
+            .into_iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(name, _)| name)
+            .collect();
         ignored.sort_unstable();
         match ignored.first() {
             Some(name) if strict => {

@@ -129,7 +129,11 @@ impl Fold {
     /// Tokens so far.
     pub(crate) fn usage_so_far(&self) -> Usage {
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
-        Usage { prompt_tokens, cached_tokens: self.usage.cached_tokens, output_tokens: self.num_seen }
+        Usage {
+            prompt_tokens,
+            cached_tokens: self.usage.cached_tokens,
+            output_tokens: self.num_seen,
+        }
     }
 }
 

@@ -7,8 +7,8 @@ use crate::call::Shape;
 use crate::fold::{Delta, Fold, Part};
 use crate::logprobs::Names;
 use crate::wire::{
-    ChatChoice, ChatChunkChoice, CompletionChoice, CompletionLogprobs, Envelope,
-    Message, MessageDelta, UsageBody,
+    ChatChoice, ChatChunkChoice, CompletionChoice, CompletionLogprobs, Envelope, Message,
+    MessageDelta, UsageBody,
 };
 
 /// Tells clients which program answered.
@@ -148,7 +148,9 @@ impl Format {
                 envelope.prompt_logprobs = self.prompt_logprobs(fold, 0);
                 envelope.prompt_token_ids = self.return_token_ids.then_some(&prompt.tokens[..]);
                 let choices = sums.iter().enumerate();
-                envelope.choices.extend(choices.map(|(index, sum)| self.chat_choice(role, index, sum)));
+                envelope
+                    .choices
+                    .extend(choices.map(|(index, sum)| self.chat_choice(role, index, sum)));
                 json(&envelope)
             }
             Shape::Completion { .. } => {

@@ -11,20 +11,20 @@
 //! 3. A field either has its effect, or is refused by name, or is reported as ignored.
 //! 4. Every list and nesting in a body has a limit.
 
+mod answer;
+mod call;
+mod chat;
+mod completions;
 mod error;
 mod fields;
-mod sampling;
-mod completions;
-mod chat;
-mod tokenize;
-mod call;
 mod fold;
-mod wire;
-mod logprobs;
 mod format;
-mod answer;
+mod logprobs;
+mod sampling;
 mod service;
 pub mod sse;
+mod tokenize;
+mod wire;
 
 pub use answer::{Answer, AnswerBody, DONE, NextPayload, PlainAnswer, StreamAnswer};
 pub use error::ApiError;

@@ -46,8 +46,10 @@ impl Names {
     }
 
     pub(crate) fn chat(&self, tokens: &[TokenText]) -> Option<ChatLogprobs> {
-        let content: Vec<ChatLogprob> =
-            tokens.iter().filter_map(|token| Some(self.chat_entry(token.logprobs.as_ref()?))).collect();
+        let content: Vec<ChatLogprob> = tokens
+            .iter()
+            .filter_map(|token| Some(self.chat_entry(token.logprobs.as_ref()?)))
+            .collect();
         (!content.is_empty()).then_some(ChatLogprobs { content })
     }
 

@@ -86,9 +86,7 @@ impl Common {
         let common = Self {
             sampling: sampling(fields, model, options)?,
             stop: stop(fields)?,
-            include_stop_str_in_output: fields
-                .flag("include_stop_str_in_output")?
-                .unwrap_or(false),
+            include_stop_str_in_output: fields.flag("include_stop_str_in_output")?.unwrap_or(false),
             skip_special_tokens: fields.flag("skip_special_tokens")?.unwrap_or(true),
             priority: fields
                 .integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?
@@ -148,7 +146,10 @@ fn sampling(
     let best_of = fields.integer("best_of", 1..=i64::from(u32::MAX))?.map_or(n, |n| n as u32);
     let prompt_logprobs = prompt_logprobs(fields, options)?;
     Ok(SamplingParams {
-        temperature: fields.number("temperature")?.or(given.temperature).unwrap_or(base.temperature),
+        temperature: fields
+            .number("temperature")?
+            .or(given.temperature)
+            .unwrap_or(base.temperature),
         top_k: top_k(fields, model.vocab_size)?.or(given.top_k).unwrap_or(base.top_k),
         top_p: fields.number("top_p")?.or(given.top_p).unwrap_or(base.top_p),
         min_p: fields.number("min_p")?.or(given.min_p).unwrap_or(base.min_p),
@@ -180,10 +181,7 @@ fn top_k(fields: &mut Fields, vocab_size: usize) -> Result<Option<u32>, ApiError
     }))
 }
 
-fn prompt_logprobs(
-    fields: &mut Fields,
-    options: &ServiceOptions,
-) -> Result<Option<u32>, ApiError> {
+fn prompt_logprobs(fields: &mut Fields, options: &ServiceOptions) -> Result<Option<u32>, ApiError> {
     let count = fields.integer("prompt_logprobs", 0..=i64::from(options.max_logprobs))?;
     Ok(count.map(|count| count as u32))
 }
@@ -248,7 +246,10 @@ fn stop(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
                 return wrong("an empty string would stop at once".into());
             }
             Value::String(text) if text.len() > MAX_STOP_BYTES => {
-                return wrong(format!("a string of {} bytes; at most {MAX_STOP_BYTES}", text.len()));
+                return wrong(format!(
+                    "a string of {} bytes; at most {MAX_STOP_BYTES}",
+                    text.len()
+                ));
             }
             Value::String(text) => stops.push(text),
             _ => return wrong("must be a string or an array of strings".into()),

@@ -20,11 +20,10 @@ pub(crate) fn tokenize(
     let (tokens, field) = match prompt {
         Some(text) => (llm.encode(&text, add_special_tokens.unwrap_or(true)), "prompt"),
         None => {
-            let chat = conversation(&mut fields)
-                .map_err(|error| match error.param.as_deref() {
-                    Some("messages") => ApiError::invalid("prompt", "or messages is required"),
-                    _ => error,
-                })?;
+            let chat = conversation(&mut fields).map_err(|error| match error.param.as_deref() {
+                Some("messages") => ApiError::invalid("prompt", "or messages is required"),
+                _ => error,
+            })?;
             let tokens = match add_special_tokens {
                 Some(true) => llm.render_chat(&chat).and_then(|text| llm.encode(&text, true)),
                 _ => llm.encode_chat(&chat),
