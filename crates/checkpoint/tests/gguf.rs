@@ -312,6 +312,36 @@ fn rope_scalings_of_gguf() {
 }
 
 #[test]
+fn phi_has_packed_projections_and_two_sets_of_factors() {
+    let mut file = tiny_gguf("phi3");
+    file.tensors.retain(|tensor| {
+        !["attn_k", "attn_v", "ffn_gate"].iter().any(|part| tensor.name.contains(part))
+    });
+    file.tensor_mut("blk.0.attn_q.weight").name = "blk.0.attn_qkv.weight".into();
+    file.set("phi3.rope.scaling.original_context_length", Meta::U32(32));
+    file.set("phi3.rope.scaling.attn_factor", Meta::F32(1.5));
+    for (name, factor) in [("short", 1f32), ("long", 2f32)] {
+        let name = format!("rope_factors_{name}.weight");
+        file.tensor(&name, WeightFormat::F32, 8, 1);
+        file.tensor_mut(&name).data = factor.to_le_bytes().repeat(8);
+    }
+    let checkpoint = good(&file);
+    assert!(checkpoint.contains("model.layers.0.self_attn.qkv_proj.weight"));
+    assert!(checkpoint.contains("model.layers.0.mlp.gate_up_proj.weight"));
+    let want = RopeScaling::LongRope {
+        short_factor: vec![1.0; 8],
+        long_factor: vec![2.0; 8],
+        original_max: 32,
+        factor: 4.0,
+        attention_factor: Some(1.5),
+    };
+    assert_eq!(checkpoint.config().rope.scaling, Some(want));
+    file.tensors.pop();
+    file.set("phi3.rope.scaling.type", Meta::Text("longrope".into()));
+    refused(&file, "longrope without its factor tensors");
+}
+
+#[test]
 fn gemma_has_windows_and_its_norms_are_whole() {
     let mut file = tiny_gguf("gemma3");
     file.set("gemma3.block_count", Meta::U32(12))
