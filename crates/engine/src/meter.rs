@@ -58,6 +58,14 @@ impl Meter {
         self.requests.insert(spec.id, times);
     }
 
+    pub(crate) fn num_open(&self) -> usize {
+        self.requests.len()
+    }
+
+    pub(crate) fn is_open(&self, request: RequestId) -> bool {
+        self.requests.contains_key(&request)
+    }
+
     pub(crate) fn planned(&mut self, plan: &StepPlan, now: Instant, stats: &mut EngineStats) {
         for preemption in &plan.preempted {
             if let Some(times) = self.requests.get_mut(&preemption.request) {

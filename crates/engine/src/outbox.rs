@@ -63,12 +63,12 @@ impl Outbox {
         orphans
     }
 
-    /// The request has ended and its last events are sent.
+    /// The request has ended, and its last events are sent or can't be.
     pub(crate) fn close(&mut self, request: RequestId) {
         let Some(index) = self.of_request.remove(&request) else { return };
         let channel = self.channels[index].as_mut().expect("in use");
         channel.num_requests -= 1;
-        if channel.num_requests == 0 && channel.events.is_empty() {
+        if channel.num_requests == 0 {
             self.channels[index] = None;
         }
     }

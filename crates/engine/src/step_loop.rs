@@ -174,6 +174,11 @@ impl StepLoop {
         }
         if let Some(deadline) = deadline {
             self.deadlines.push(Reverse((deadline, spec.id)));
+            // Requests mostly end before their time; the list must not outgrow the live ones.
+            if self.deadlines.len() > 2 * self.meter.num_open() + 64 {
+                let meter = &self.meter;
+                self.deadlines.retain(|Reverse((_, request))| meter.is_open(*request));
+            }
         }
         self.scheduler.submit(spec);
     }
