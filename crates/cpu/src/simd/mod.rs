@@ -6,6 +6,23 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+/// Calls an expression with `F` as the constant index of a format in `WeightFormat::ALL`.
+macro_rules! for_format {
+    ($format:expr, $name:ident => $call:expr) => {
+        for_format!(@ $format, $name, $call,
+            F32 0, F16 1, BF16 2, Q8_0 3, Q4_0 4, Q4_1 5, Q5_0 6, Q5_1 7, Q4K 8, Q5K 9, Q6K 10)
+    };
+    (@ $format:expr, $name:ident, $call:expr, $($variant:ident $index:literal),*) => {
+        match $format {
+            $(pagedllm_core::WeightFormat::$variant => {
+                const $name: usize = $index;
+                $call
+            })*
+        }
+    };
+}
+use for_format;
+
 mod elementwise;
 mod scalar;
 
@@ -215,6 +232,18 @@ fn through_full_tile(
     for row in 0..tile.rows {
         let cols = tile.cols;
         tile.row(row).copy_from_slice(&scratch[row * PANEL..row * PANEL + cols]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn format_indices_are_those_of_the_list() {
+        for (index, format) in WeightFormat::ALL.into_iter().enumerate() {
+            assert_eq!(for_format!(format, F => F), index);
+        }
     }
 }
 
