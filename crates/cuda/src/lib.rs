@@ -1,1 +1,67 @@
 //! The CUDA backend.
+//!
+//! The nouns: a [`CudaBackend`] is one device with one stream; a step is a batch at fixed
+//! addresses; verbs are launches in program order. Kernels are in `kernels/`, compiled at build
+//! time and embedded. The driver and cuBLASLt are opened at run time.
+//!
+//! Without the feature `cuda` nothing of this is built, and [`available`] says no.
+
+mod options;
+
+#[cfg(feature = "cuda")]
+mod backend;
+#[cfg(feature = "cuda")]
+mod device;
+#[cfg(feature = "cuda")]
+mod dispatch;
+#[cfg(feature = "cuda")]
+mod graph;
+#[cfg(feature = "cuda")]
+mod kernel;
+#[cfg(feature = "cuda")]
+mod kv;
+#[cfg(feature = "cuda")]
+mod launch;
+#[cfg(feature = "cuda")]
+mod linear;
+#[cfg(feature = "cuda")]
+mod load;
+#[cfg(feature = "cuda")]
+mod plan;
+#[cfg(feature = "cuda")]
+mod probe;
+#[cfg(feature = "cuda")]
+mod sample;
+#[cfg(feature = "cuda")]
+mod step;
+#[cfg(feature = "cuda")]
+mod verbs;
+#[cfg(feature = "cuda")]
+mod weights;
+#[cfg(feature = "cuda")]
+mod workspace;
+
+#[cfg(feature = "cuda")]
+pub use backend::CudaBackend;
+#[cfg(feature = "cuda")]
+pub use device::available;
+#[cfg(feature = "cuda")]
+pub use kv::KvCache;
+#[cfg(feature = "cuda")]
+pub use linear::{Linear, Norm, Vocab};
+#[cfg(feature = "cuda")]
+pub use load::Attention;
+pub use options::CudaOptions;
+#[cfg(feature = "cuda")]
+pub use sample::Sampled;
+#[cfg(feature = "cuda")]
+pub use step::Step;
+#[cfg(feature = "cuda")]
+pub use workspace::Tensor;
+
+/// Whether this build can use a CUDA device and the machine has one.
+#[cfg(not(feature = "cuda"))]
+#[must_use]
+pub fn available() -> bool {
+    false
+}

@@ -1,0 +1,268 @@
+//! Loading: weights, attention layers, workspace. The only allocations.
+
+use std::sync::Arc;
+
+use pagedllm_backend::{AttentionSpec, DeviceError, Rope, WorkspaceSpec};
+use pagedllm_core::{DType, LinearPart, WeightView};
+
+use crate::backend::{CudaBackend, Work};
+use crate::device::DeviceBuffer;
+use crate::dispatch::{self, AttentionKernels, MAX_HEAD_DIM};
+use crate::launch::{Arg, Function, Shape, launch};
+use crate::linear::{Linear, Norm, Vocab, Weights};
+use crate::plan::GroupShape;
+use crate::sample::Sampler;
+use crate::step::{Lists, StepArea};
+use crate::weights::padded;
+use crate::workspace::Arena;
+
+/// Words of the lists that a step may bring at once; longer ones go in pieces.
+const LIST_WORDS: usize = 1 << 14;
+/// Room in the arena beside what the sizes ask for, for rounding and fragments.
+const SLACK_BYTES: usize = 4 << 20;
+/// Row widths that every kernel can read in vectors.
+const COLUMN_MULTIPLE: usize = 8;
+
+/// One attention layer.
+#[derive(Debug)]
+pub struct Attention {
+    pub(crate) spec: AttentionSpec,
+    pub(crate) kernels: AttentionKernels,
+    pub(crate) decode: Function,
+    pub(crate) prefill: Function,
+    pub(crate) rope_and_store: Function,
+    pub(crate) q_gain: Option<DeviceBuffer>,
+    pub(crate) k_gain: Option<DeviceBuffer>,
+    pub(crate) sinks: Option<DeviceBuffer>,
+    pub(crate) rope: Option<Arc<DeviceBuffer>>,
+}
+
+fn needs_multiple(what: &str, cols: usize) -> Result<(), DeviceError> {
+    if cols.is_multiple_of(COLUMN_MULTIPLE) {
+        return Ok(());
+    }
+    Err(DeviceError::Unsupported(format!(
+        "{what} has {cols} columns; a multiple of {COLUMN_MULTIPLE} is needed"
+    )))
+}
+
+impl CudaBackend {
+    pub(crate) fn upload_linear(
+        &mut self,
+        parts: &[LinearPart<'_>],
+    ) -> Result<Linear, DeviceError> {
+        let dtype = self.options.dtype;
+        let inputs = parts[0].weight.cols;
+        let outputs: usize = parts.iter().map(|part| part.weight.rows).sum();
+        let bytes = padded(outputs * inputs * dtype.size());
+        let weights = DeviceBuffer::new(&self.device, bytes, &parts[0].weight.name)?;
+        let bias = if parts.iter().any(|part| part.bias.is_some()) {
+            let bytes = padded(outputs * dtype.size());
+            Some(DeviceBuffer::zeroed(&self.device, bytes, &parts[0].weight.name)?)
+        } else {
+            None
+        };
+        let mut row = 0;
+        for part in parts {
+            let weight = &part.weight;
+            assert_eq!(weight.cols, inputs, "{} has other inputs", weight.name);
+            let place = (row * inputs * dtype.size()) as u64;
+            self.loader.copy(weight, dtype, weights.address() + place)?;
+            if let (Some(from), Some(to)) = (&part.bias, &bias) {
+                self.loader.copy(from, dtype, to.address() + (row * dtype.size()) as u64)?;
+            }
+            row += weight.rows;
+        }
+        Ok(Linear { weights: Weights::Dense(weights), bias, outputs, inputs })
+    }
+
+    pub(crate) fn upload_norm(
+        &mut self,
+        gain: &WeightView<'_>,
+        eps: f32,
+    ) -> Result<Norm, DeviceError> {
+        let cols = gain.rows * gain.cols;
+        needs_multiple(&gain.name, cols)?;
+        Ok(Norm { gain: self.loader.load(gain, DType::F32)?, cols, eps })
+    }
+
+    pub(crate) fn upload_vocab(&mut self, table: &WeightView<'_>) -> Result<Vocab, DeviceError> {
+        needs_multiple(&table.name, table.cols)?;
+        let loaded = self.loader.load(table, self.options.dtype)?;
+        Ok(Vocab { table: loaded, rows: table.rows, cols: table.cols })
+    }
+
+    /// A linear layer of `[outputs, inputs]` pseudo-random weights, made on the device, for runs
+    /// without a checkpoint. The same seed gives the same weights.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn random_linear(
+        &mut self,
+        outputs: usize,
+        inputs: usize,
+        seed: u32,
+    ) -> Result<Linear, DeviceError> {
+        let weights = self.random_matrix(outputs, inputs, seed)?;
+        Ok(Linear { weights: Weights::Dense(weights), bias: None, outputs, inputs })
+    }
+
+    /// A vocabulary matrix of pseudo-random weights, as [`random_linear`](Self::random_linear).
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn random_vocab(
+        &mut self,
+        rows: usize,
+        cols: usize,
+        seed: u32,
+    ) -> Result<Vocab, DeviceError> {
+        Ok(Vocab { table: self.random_matrix(rows, cols, seed)?, rows, cols })
+    }
+
+    fn random_matrix(
+        &mut self,
+        rows: usize,
+        cols: usize,
+        seed: u32,
+    ) -> Result<DeviceBuffer, DeviceError> {
+        let dtype = self.options.dtype;
+        let bytes = padded(rows * cols * dtype.size());
+        let buffer = DeviceBuffer::new(&self.device, bytes, "dummy weights")?;
+        let kernel = self.kernels.get(&format!("fill_random_{}", dispatch::suffix(dtype)))?;
+        // Keeps the size of what passes through.
+        let scale = (3.0 / cols as f32).sqrt();
+        let args = [
+            Arg::U64(buffer.address()),
+            Arg::U64((rows * cols) as u64),
+            Arg::U32(seed),
+            Arg::F32(scale),
+        ];
+        launch(&self.device, kernel, Shape::new([4 * self.device.num_sms, 1, 1], 512), &args)?;
+        Ok(buffer)
+    }
+
+    pub(crate) fn prepare_attention(
+        &mut self,
+        spec: &AttentionSpec,
+        q_norm: Option<&WeightView<'_>>,
+        k_norm: Option<&WeightView<'_>>,
+        sinks: Option<&WeightView<'_>>,
+    ) -> Result<Attention, DeviceError> {
+        if spec.head_dim > MAX_HEAD_DIM {
+            return Err(DeviceError::Unsupported(format!(
+                "heads of width {}; at most {MAX_HEAD_DIM}",
+                spec.head_dim
+            )));
+        }
+        let (dtype, kv_dtype) = (self.options.dtype, self.options.kv_dtype);
+        let heads_per_kv = spec.num_heads / spec.num_kv_heads;
+        let kernels = dispatch::attention(dtype, kv_dtype, spec.head_dim, heads_per_kv);
+        let decode = self.kernels.get(&kernels.decode)?;
+        let prefill = self.kernels.get(&kernels.prefill)?;
+        decode.allow_shared(kernels.decode_shared)?;
+        prefill.allow_shared(kernels.prefill_shared)?;
+        let (name, kv_name) = (dispatch::suffix(dtype), dispatch::suffix(kv_dtype));
+        let rope_and_store = self.kernels.get(&format!("rope_and_store_{name}_{kv_name}"))?;
+        let mut gain = |view: Option<&WeightView<'_>>| {
+            view.map(|view| self.loader.load(view, DType::F32)).transpose()
+        };
+        let (q_gain, k_gain, sinks) = (gain(q_norm)?, gain(k_norm)?, gain(sinks)?);
+        let rope = spec.rope.as_ref().map(|rope| self.rope_table(rope)).transpose()?;
+        self.add_to_group(spec, &kernels);
+        let spec = spec.clone();
+        Ok(Attention {
+            spec,
+            kernels,
+            decode,
+            prefill,
+            rope_and_store,
+            q_gain,
+            k_gain,
+            sinks,
+            rope,
+        })
+    }
+
+    fn add_to_group(&mut self, spec: &AttentionSpec, kernels: &AttentionKernels) {
+        let heads_per_kv = spec.num_heads / spec.num_kv_heads;
+        let shape = GroupShape {
+            kv_heads: spec.num_kv_heads,
+            heads_per_kv,
+            out_cols: spec.num_heads * spec.head_dim,
+            tile_tokens: if kernels.decode_heads.is_some() {
+                kernels.prefill_rows / heads_per_kv
+            } else {
+                kernels.prefill_rows
+            },
+            window: spec.window,
+        };
+        while self.groups.len() <= spec.group {
+            self.groups.push(GroupShape::default());
+        }
+        self.groups[spec.group] = self.groups[spec.group].merged(&shape);
+    }
+
+    fn rope_table(&mut self, rope: &Rope) -> Result<Arc<DeviceBuffer>, DeviceError> {
+        if let Some((_, table)) = self.ropes.iter().find(|(known, _)| known == rope) {
+            return Ok(table.clone());
+        }
+        let (half, positions) = (rope.inv_freq.len(), rope.max_positions);
+        let view = WeightView {
+            name: "rope frequencies".into(),
+            format: pagedllm_core::WeightFormat::F32,
+            rows: 1,
+            cols: half,
+            data: bytemuck::cast_slice(&rope.inv_freq).into(),
+        };
+        let inv_freq = self.loader.load(&view, DType::F32)?;
+        let bytes = half * positions * 8;
+        let table = Arc::new(DeviceBuffer::new(&self.device, bytes, "the rope table")?);
+        let args = [
+            Arg::U64(inv_freq.address()),
+            Arg::U64(table.address()),
+            Arg::U32(half as u32),
+            Arg::U32(positions as u32),
+            Arg::F32(rope.attention_factor),
+        ];
+        let shape = Shape::new([(half * positions).div_ceil(256), 1, 1], 256);
+        launch(&self.device, self.kernels.get("rope_table")?, shape, &args)?;
+        self.ropes.push((rope.clone(), table.clone()));
+        Ok(table)
+    }
+
+    pub(crate) fn reserve(&mut self, spec: &WorkspaceSpec) -> Result<(), DeviceError> {
+        if self.groups.is_empty() {
+            self.groups.push(GroupShape::default());
+        }
+        let size = self.options.dtype.size();
+        let tokens = spec.max_num_batched_tokens.max(spec.max_num_seqs);
+        let layers = tokens * (spec.hidden_size * (4 + 3 * size) + 2 * spec.max_cols * size)
+            + spec.max_logit_rows * spec.hidden_size * (4 + 2 * size);
+        let sampling = spec.max_logit_rows * (spec.vocab_size * 4 + spec.hidden_size * size)
+            + spec.max_num_seqs * spec.vocab_size * 4;
+        let device = &self.device;
+        let widest = |f: fn(&GroupShape) -> usize| self.groups.iter().map(f).max().unwrap_or(0);
+        let extra = self.groups.iter().map(|g| g.extra_splits(device.num_sms)).max().unwrap_or(0);
+        let partials = spec.max_num_seqs + extra;
+        let out_cols = widest(|group| group.out_cols);
+        // A head has at least one column, and heads of one kv head are taken 16 at a time.
+        let heads = widest(|group| group.kv_heads * group.heads_per_kv);
+        let arrived = widest(|group| group.kv_heads * group.heads_per_kv.div_ceil(16));
+        let buffer = |bytes: usize| DeviceBuffer::zeroed(device, bytes, "attention");
+        let mut buckets = self.options.graph_batch_sizes.clone();
+        buckets.retain(|&bucket| bucket > 0 && bucket <= spec.max_num_seqs);
+        buckets.sort_unstable();
+        self.work = Some(Work {
+            arena: Arena::new(device, layers.max(sampling) + SLACK_BYTES)?,
+            area: StepArea::new(device, spec, &self.groups)?,
+            lists: Lists::new(device, LIST_WORDS)?,
+            sampler: Sampler::new(device, spec)?,
+            partial_out: buffer(partials * out_cols * 4)?,
+            partial_stats: buffer(partials * heads * 8)?,
+            arrived: buffer(spec.max_num_seqs * arrived * 4)?,
+            buckets,
+        });
+        Ok(())
+    }
+}

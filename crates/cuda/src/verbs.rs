@@ -1,0 +1,517 @@
+//! The verbs as launches: which kernel, which shape, which arguments.
+
+use std::collections::HashMap;
+
+use pagedllm_backend::{Activation, DeviceError};
+use pagedllm_core::{BlockCopy, DType, SamplingBatch, StateOp, StepInput};
+
+use crate::backend::CudaBackend;
+use crate::device::{DeviceBuffer, copy_bytes, fill_words};
+use crate::dispatch::{self, SkinnyShape, suffix};
+use crate::kernel::Kernels;
+use crate::kv::KvCache;
+use crate::launch::blas::Product;
+use crate::launch::{Arg, Function, Shape, launch};
+use crate::linear::{DenseProduct, Linear, Norm, Vocab, Weights};
+use crate::load::Attention;
+use crate::plan::{AttentionParams, SLICES};
+use crate::sample::Sampled;
+use crate::step::{StatePiece, Step, independent_runs, state_pieces};
+use crate::workspace::Tensor;
+
+/// Kernels that every model uses, looked up once.
+#[derive(Debug)]
+pub(crate) struct Verbs {
+    embed: Function,
+    add_rms_norm: Function,
+    rms_norm: Function,
+    rms_norm_f32: Function,
+    gated_silu: Function,
+    gated_gelu_tanh: Function,
+    select_rows: Function,
+    copy_blocks: Function,
+    unpack_step: Function,
+    sample_adjust: Function,
+    sample_scan: Function,
+    sample_draw: Function,
+    sample_logprobs: Function,
+    state_count: Function,
+    skinny: HashMap<(SkinnyShape, DType), Function>,
+    any: HashMap<DType, Function>,
+}
+
+impl Verbs {
+    pub fn new(kernels: &Kernels, dtype: DType) -> Result<Self, DeviceError> {
+        let get = |name: &str| kernels.get(name);
+        let name = suffix(dtype);
+        let mut skinny = HashMap::new();
+        let mut any = HashMap::new();
+        for out in [dtype, DType::F32] {
+            any.insert(out, get(&format!("linear_any_{name}_{}", suffix(out)))?);
+            if dtype.size() == 2 {
+                for shape in SkinnyShape::ALL {
+                    skinny.insert((shape, out), get(&shape.name(dtype, out))?);
+                }
+            }
+        }
+        Ok(Self {
+            embed: get(&format!("embed_{name}"))?,
+            add_rms_norm: get(&format!("add_rms_norm_{name}"))?,
+            rms_norm: get(&format!("rms_norm_{name}_{name}"))?,
+            rms_norm_f32: get(&format!("rms_norm_f32_{name}"))?,
+            gated_silu: get(&dispatch::gated(Activation::Silu, dtype))?,
+            gated_gelu_tanh: get(&dispatch::gated(Activation::GeluTanh, dtype))?,
+            select_rows: get("select_rows")?,
+            copy_blocks: get("copy_blocks")?,
+            unpack_step: get("unpack_step")?,
+            sample_adjust: get("sample_adjust")?,
+            sample_scan: get("sample_scan")?,
+            sample_draw: get("sample_draw")?,
+            sample_logprobs: get("sample_logprobs")?,
+            state_count: get("state_count")?,
+            skinny,
+            any,
+        })
+    }
+}
+
+fn address(buffer: Option<&DeviceBuffer>) -> u64 {
+    buffer.map_or(0, DeviceBuffer::address)
+}
+
+/// Threads of a block that takes a row of `cols`, four columns a thread and turn.
+fn row_threads(cols: usize) -> usize {
+    cols.div_ceil(4).next_multiple_of(32).clamp(32, 1024)
+}
+
+impl CudaBackend {
+    fn issue(&mut self, function: Function, shape: Shape, args: &[Arg<'_>]) {
+        if self.fault.is_none() {
+            let launched = launch(&self.device, function, shape, args);
+            self.note(launched);
+        }
+    }
+
+    fn take(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {
+        self.work().arena.take(rows, cols, dtype)
+    }
+
+    // ---- Step boundary.
+
+    pub(crate) fn copy_blocks(
+        &mut self,
+        kv: &KvCache,
+        copies: &[BlockCopy],
+    ) -> Result<(), DeviceError> {
+        let limit = self.work().lists.capacity() / 2;
+        for run in independent_runs(copies, limit) {
+            let words: Vec<u32> =
+                run.iter().flat_map(|copy| [copy.source.get(), copy.target.get()]).collect();
+            let list = self.work_mut().lists.upload(words.into_iter())?;
+            for group in &kv.groups {
+                let args = [
+                    Arg::U64(group.buffer.address()),
+                    Arg::U64(list),
+                    Arg::U64((group.plane_bytes / 16) as u64),
+                    Arg::U32((group.block_bytes / 16) as u32),
+                ];
+                let shape = Shape::new([group.planes, run.len(), 1], 256);
+                launch(&self.device, self.verbs.copy_blocks, shape, &args)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn change_state(&mut self, ops: &[StateOp]) -> Result<(), DeviceError> {
+        let sampler = &self.work().sampler;
+        let (vocab, state) = (sampler.vocab, sampler.state.address());
+        let row_bytes = vocab * 4;
+        let address = |row: u32| {
+            let start = row as usize * row_bytes;
+            assert!(start + row_bytes <= sampler.state.bytes(), "state row {row}");
+            state + start as u64
+        };
+        let limit = self.work().lists.capacity();
+        let mut issued = Vec::new();
+        for piece in state_pieces(ops, limit) {
+            match piece {
+                StatePiece::Clear { row } => issued.push((address(row), piece)),
+                StatePiece::Copy { to, .. } => issued.push((address(to), piece)),
+                StatePiece::Count { row, .. } => issued.push((address(row), piece)),
+            }
+        }
+        for (to, piece) in issued {
+            match piece {
+                StatePiece::Clear { .. } => fill_words(&self.device, to, 0, vocab)?,
+                StatePiece::Copy { from, .. } => {
+                    let from = state + (from as usize * row_bytes) as u64;
+                    copy_bytes(&self.device, from, to, row_bytes)?;
+                }
+                StatePiece::Count { tokens, is_prompt, .. } => {
+                    let list = self.work_mut().lists.upload(tokens.iter().copied())?;
+                    let count = tokens.len() as u32;
+                    let args = [
+                        Arg::U64(to),
+                        Arg::U64(list),
+                        Arg::U32(if is_prompt { count } else { 0 }),
+                        Arg::U32(count),
+                        Arg::U32(vocab as u32),
+                    ];
+                    let shape = Shape::new([tokens.len().div_ceil(256), 1, 1], 256);
+                    launch(&self.device, self.verbs.state_count, shape, &args)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn upload_step(
+        &mut self,
+        input: &StepInput,
+        padded: Option<usize>,
+    ) -> Result<Step, DeviceError> {
+        let (step, packed) = self.work_mut().area.upload(input, padded)?;
+        let sampled = self.work().sampler.sampled.address();
+        let shape = Shape::new([packed.largest.div_ceil(1024).max(1), packed.num_segments, 1], 256);
+        let args = [Arg::U64(packed.landing), Arg::U64(sampled)];
+        launch(&self.device, self.verbs.unpack_step, shape, &args)?;
+        Ok(step)
+    }
+
+    pub(crate) fn start_sampling(
+        &mut self,
+        logits: Option<&Tensor>,
+        sampling: &SamplingBatch,
+    ) -> Result<Sampled, DeviceError> {
+        let Some(logits) = logits.filter(|_| !sampling.rows.is_empty()) else {
+            return self.work_mut().sampler.finish(&SamplingBatch::default(), 0);
+        };
+        let rows = self.work_mut().sampler.upload(sampling)?;
+        let sampler = &self.work().sampler;
+        let vocab = logits.cols();
+        assert_eq!(vocab, sampler.vocab, "logits are over the vocabulary");
+        let (slices, sampled) = (sampler.slices.address(), sampler.sampled.address());
+        let state = sampler.state.address();
+        let scratch = self.take(rows.num_adjusted, vocab, DType::F32);
+        let (x, vocab) = (Arg::U64(logits.address()), Arg::U32(vocab as u32));
+        let (list, scratch_rows) = (Arg::U64(rows.rows), Arg::U64(rows.scratch_rows));
+        let (scratch, slices) = (Arg::U64(scratch.address()), Arg::U64(slices));
+        let issue = |function, grid, threads, args: &[Arg<'_>]| {
+            launch(&self.device, function, Shape::new(grid, threads), args)
+        };
+        issue(
+            self.verbs.sample_adjust,
+            [SLICES, rows.num_adjusted, 1],
+            256,
+            &[
+                x,
+                list,
+                Arg::U64(rows.adjusted_rows),
+                scratch,
+                Arg::U64(rows.masks),
+                Arg::U64(rows.biases),
+                Arg::U64(state),
+                vocab,
+            ],
+        )?;
+        issue(
+            self.verbs.sample_scan,
+            [SLICES, rows.num_rows, 1],
+            256,
+            &[x, list, scratch, scratch_rows, slices, vocab],
+        )?;
+        let results = Arg::U64(rows.results);
+        issue(
+            self.verbs.sample_draw,
+            [rows.num_rows, 1, 1],
+            1024,
+            &[
+                x,
+                list,
+                scratch,
+                scratch_rows,
+                slices,
+                Arg::U64(sampled),
+                results,
+                Arg::U64(state),
+                vocab,
+            ],
+        )?;
+        issue(
+            self.verbs.sample_logprobs,
+            [rows.num_logprobs, 1, 1],
+            1024,
+            &[
+                x,
+                list,
+                Arg::U64(rows.logprob_rows),
+                slices,
+                results,
+                Arg::U64(rows.logprobs),
+                vocab,
+            ],
+        )?;
+        self.work_mut().sampler.finish(sampling, rows.num_logprobs)
+    }
+
+    // ---- Verbs.
+
+    pub(crate) fn issue_embed(&mut self, table: &Vocab, step: &Step) -> Tensor {
+        let rows = self.rows(step.num_tokens, step);
+        let out = self.take(rows, table.cols, self.options.dtype);
+        let args = [
+            Arg::U64(table.table.address()),
+            Arg::U64(self.work().area.token_ids),
+            Arg::U64(out.address()),
+            Arg::U32(table.cols as u32),
+            Arg::U32(table.rows as u32),
+        ];
+        let threads = row_threads(table.cols / 2).min(512);
+        self.issue(self.verbs.embed, Shape::new([rows, 1, 1], threads), &args);
+        out
+    }
+
+    /// `real` rows, or those of the recorded shape while it is recorded.
+    fn rows(&self, real: usize, step: &Step) -> usize {
+        step.padded.filter(|_| self.is_padded).unwrap_or(real)
+    }
+
+    pub(crate) fn issue_head(&mut self, hidden: &Tensor, table: &Vocab, step: &Step) -> Tensor {
+        let rows = step.num_logit_rows.min(hidden.rows());
+        let out = self.take(rows, table.rows, DType::F32);
+        self.issue_product(DenseProduct {
+            x: hidden.address(),
+            w: table.table.address(),
+            bias: 0,
+            y: out.address(),
+            rows,
+            outputs: table.rows,
+            inputs: table.cols,
+            out_dtype: DType::F32,
+        });
+        out
+    }
+
+    pub(crate) fn issue_zeros(&mut self, like: &Tensor) -> Tensor {
+        let out = self.take(like.rows(), like.cols(), DType::F32);
+        let filled = fill_words(&self.device, out.address(), 0, like.rows() * like.cols());
+        self.note(filled);
+        out
+    }
+
+    pub(crate) fn issue_linear(&mut self, x: &Tensor, w: &Linear) -> Tensor {
+        assert_eq!(x.cols(), w.inputs, "inputs of a product");
+        let dtype = self.options.dtype;
+        let out = self.take(x.rows(), w.outputs, dtype);
+        let Weights::Dense(weights) = &w.weights;
+        self.issue_product(DenseProduct {
+            x: x.address(),
+            w: weights.address(),
+            bias: address(w.bias.as_ref()),
+            y: out.address(),
+            rows: x.rows(),
+            outputs: w.outputs,
+            inputs: w.inputs,
+            out_dtype: dtype,
+        });
+        out
+    }
+
+    fn issue_product(&mut self, p: DenseProduct) {
+        if self.fault.is_some() || p.rows == 0 {
+            return;
+        }
+        let dtype = self.options.dtype;
+        let common = [Arg::U64(p.w), Arg::U64(p.x), Arg::U64(p.bias), Arg::U64(p.y)];
+        let (outputs, inputs) = (Arg::U32(p.outputs as u32), Arg::U32(p.inputs as u32));
+        let shape = dispatch::skinny(p.rows, p.outputs, p.inputs, dtype, self.device.num_sms);
+        if let Some(shape) = shape {
+            let [w, x, bias, y] = common;
+            let args = [w, x, bias, y, Arg::U32(p.rows as u32), outputs, inputs];
+            let blocks = p.outputs.div_ceil(shape.tiles * 16);
+            let function = self.verbs.skinny[&(shape, p.out_dtype)];
+            self.issue(function, Shape::new([blocks, 1, 1], 256), &args);
+            return;
+        }
+        let product = Product {
+            rows: p.rows,
+            outputs: p.outputs,
+            inputs: p.inputs,
+            dtype,
+            out_dtype: p.out_dtype,
+            has_bias: p.bias != 0,
+        };
+        match self.blas.multiply(product, p.x, p.w, p.bias, p.y) {
+            Err(DeviceError::Unsupported(_)) => {
+                let [w, x, bias, y] = common;
+                let shape = Shape::new([p.outputs.div_ceil(8), p.rows, 1], 256);
+                let function = self.verbs.any[&p.out_dtype];
+                self.issue(function, shape, &[w, x, bias, y, outputs, inputs]);
+            }
+            result => self.note(result),
+        }
+    }
+
+    pub(crate) fn issue_gated(&mut self, gate_up: &Tensor, activation: Activation) -> Tensor {
+        let half = gate_up.cols() / 2;
+        let lanes = 16 / self.options.dtype.size();
+        assert!(half.is_multiple_of(lanes), "half a gated row is {half} columns");
+        let out = self.take(gate_up.rows(), half, self.options.dtype);
+        let function = match activation {
+            Activation::Silu => self.verbs.gated_silu,
+            Activation::GeluTanh => self.verbs.gated_gelu_tanh,
+        };
+        let shape = Shape::new([(half / lanes).div_ceil(128), gate_up.rows(), 1], 128);
+        let args = [Arg::U64(gate_up.address()), Arg::U64(out.address()), Arg::U32(half as u32)];
+        self.issue(function, shape, &args);
+        out
+    }
+
+    pub(crate) fn issue_rms_norm(&mut self, x: &Tensor, norm: &Norm) -> Tensor {
+        assert_eq!(x.cols(), norm.cols, "columns of a norm");
+        let out = self.take(x.rows(), x.cols(), self.options.dtype);
+        let function = if x.dtype() == self.options.dtype {
+            self.verbs.rms_norm
+        } else {
+            self.verbs.rms_norm_f32
+        };
+        let args = [
+            Arg::U64(x.address()),
+            Arg::U64(norm.gain.address()),
+            Arg::U64(out.address()),
+            Arg::U32(x.cols() as u32),
+            Arg::F32(norm.eps),
+        ];
+        let shape = Shape::new([x.rows(), 1, 1], row_threads(x.cols()));
+        self.issue(function, shape, &args);
+        out
+    }
+
+    pub(crate) fn issue_add_rms_norm(
+        &mut self,
+        x: &Tensor,
+        residual: &mut Tensor,
+        norm: &Norm,
+    ) -> Tensor {
+        assert_eq!((x.rows(), x.cols()), (residual.rows(), residual.cols()), "residual shapes");
+        assert_eq!((x.cols(), residual.dtype()), (norm.cols, DType::F32), "columns of a norm");
+        let out = self.take(x.rows(), x.cols(), self.options.dtype);
+        let args = [
+            Arg::U64(x.address()),
+            Arg::U64(residual.address()),
+            Arg::U64(norm.gain.address()),
+            Arg::U64(out.address()),
+            Arg::U32(x.cols() as u32),
+            Arg::F32(norm.eps),
+        ];
+        let shape = Shape::new([x.rows(), 1, 1], row_threads(x.cols()));
+        self.issue(self.verbs.add_rms_norm, shape, &args);
+        out
+    }
+
+    pub(crate) fn issue_rope_and_store(
+        &mut self,
+        qkv: &mut Tensor,
+        attention: &Attention,
+        kv: &KvCache,
+    ) {
+        let spec = &attention.spec;
+        assert_eq!(qkv.cols(), spec.qkv_cols(), "columns of qkv");
+        let cache = &kv.groups[spec.group];
+        let area = &self.work().area;
+        let half = spec.rope.as_ref().map_or(0, |rope| rope.inv_freq.len());
+        let args = [
+            Arg::U64(qkv.address()),
+            Arg::U64(area.positions),
+            Arg::U64(area.groups[spec.group].slots),
+            Arg::U64(address(attention.rope.as_deref())),
+            Arg::U64(address(attention.q_gain.as_ref())),
+            Arg::U64(address(attention.k_gain.as_ref())),
+            Arg::U64(cache.keys(spec.layer_in_group)),
+            Arg::U64(cache.values(spec.layer_in_group)),
+            Arg::U32(spec.num_heads as u32),
+            Arg::U32(spec.num_kv_heads as u32),
+            Arg::U32(spec.head_dim as u32),
+            Arg::U32(half as u32),
+            Arg::U32(cache.block_size as u32),
+            Arg::F32(spec.qk_norm_eps),
+        ];
+        let warps = (spec.num_heads + 2 * spec.num_kv_heads).min(16);
+        let shape = Shape::new([qkv.rows(), 1, 1], warps * 32);
+        self.issue(attention.rope_and_store, shape, &args);
+    }
+
+    pub(crate) fn issue_attention(
+        &mut self,
+        qkv: &Tensor,
+        attention: &Attention,
+        kv: &KvCache,
+        step: &Step,
+    ) -> Tensor {
+        let spec = &attention.spec;
+        let cache = &kv.groups[spec.group];
+        let out = self.take(qkv.rows(), spec.num_heads * spec.head_dim, self.options.dtype);
+        let work = self.work();
+        let area = work.area.groups[spec.group];
+        let mut params = AttentionParams {
+            qkv: qkv.address(),
+            out: out.address(),
+            keys: cache.keys(spec.layer_in_group),
+            values: cache.values(spec.layer_in_group),
+            block_tables: area.block_tables,
+            items: area.decode_items,
+            sinks: address(attention.sinks.as_ref()),
+            partial_out: work.partial_out.address(),
+            partial_stats: work.partial_stats.address(),
+            arrived: work.arrived.address(),
+            heads: spec.num_heads as u32,
+            kv_heads: spec.num_kv_heads as u32,
+            dim: spec.head_dim as u32,
+            block_size: cache.block_size as u32,
+            table_stride: area.table_stride as u32,
+            window: spec.window.map_or(u32::MAX, |window| window as u32),
+            scale: spec.scale,
+            soft_cap: spec.soft_cap.unwrap_or(0.0),
+        };
+        let Some(items) = step.groups.get(spec.group).copied() else {
+            return out;
+        };
+        let kernels = &attention.kernels;
+        let group = spec.num_heads / spec.num_kv_heads;
+        let (y, z) = match kernels.decode_heads {
+            Some(heads) => (spec.num_kv_heads, group.div_ceil(heads)),
+            None => (spec.num_heads, 1),
+        };
+        let decode = if self.is_padded { items.padded_items } else { items.decode_items };
+        let shape = Shape {
+            grid: [decode, y, z],
+            threads: kernels.decode_threads,
+            shared: kernels.decode_shared,
+        };
+        self.issue(attention.decode, shape, &[Arg::Struct(bytemuck::bytes_of(&params))]);
+        params.items = area.prefill_items;
+        let shape = Shape {
+            grid: [items.prefill_items, y, 1],
+            threads: kernels.prefill_threads,
+            shared: kernels.prefill_shared,
+        };
+        self.issue(attention.prefill, shape, &[Arg::Struct(bytemuck::bytes_of(&params))]);
+        out
+    }
+
+    pub(crate) fn issue_select(&mut self, x: &Tensor, step: &Step) -> Tensor {
+        let rows = self.rows(step.num_logit_rows, step);
+        let out = self.take(rows, x.cols(), x.dtype());
+        let words = x.cols() * x.dtype().size() / 16;
+        assert_eq!(words * 16, x.cols() * x.dtype().size(), "rows of whole vectors");
+        let args = [
+            Arg::U64(x.address()),
+            Arg::U64(self.work().area.logit_rows),
+            Arg::U64(out.address()),
+            Arg::U32(words as u32),
+        ];
+        let threads = words.next_multiple_of(32).clamp(32, 256);
+        self.issue(self.verbs.select_rows, Shape::new([rows, 1, 1], threads), &args);
+        out
+    }
+}

@@ -1,0 +1,237 @@
+// Paged attention of one query token a sequence, split over the context, on tensor cores.
+//
+// A block takes one item (a range of one sequence's context) and one kv head; its 4 warps take
+// tiles of 16 positions in turn, each through its own ring of shared memory, so no barrier stands
+// in the loop. All query heads of the kv head are the 16 rows of the product, so keys and values
+// are read once for up to 16 heads (blockIdx.z counts further sixteens). At the end the warps'
+// results are merged; where a sequence was split, partial results go to memory and the block that
+// arrives last merges them.
+//
+// Masked positions are never loaded: their rows are zeros, so what lies there can't matter.
+#include "../include/pagedllm/mma.cuh"
+#include "variant.cuh"
+
+constexpr int WARPS = 4;
+constexpr int TILE = 16;  // positions of a tile
+constexpr int ROWS = 16;  // query heads of a block
+constexpr int STAGES = 2; // tiles in a warp's ring
+
+template <int D> struct Shared {
+    // 16 bytes of padding a row put the 8 rows of an ldmatrix into different banks.
+    static constexpr int ROW = D * 2 + 16;
+    static constexpr int STAGE = 2 * TILE * ROW;
+    static constexpr int RING = STAGES * STAGE;
+    static constexpr int BYTES = WARPS * RING;
+    static_assert(RING >= ROWS * D * 4, "a warp's ring holds its result at the end");
+};
+
+template <class T, int D>
+__device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32_t *table, uint32_t kv_head,
+                                          uint32_t begin, uint32_t end, uint32_t stage) {
+    const uint32_t lane = threadIdx.x & 31;
+    constexpr int CHUNKS = D / 8;
+    const T *keys = static_cast<const T *>(p.keys), *values = static_cast<const T *>(p.values);
+#pragma unroll
+    for (int c = 0; c < TILE * CHUNKS / 32; c++) {
+        const uint32_t index = c * 32 + lane, row = index / CHUNKS, chunk = index % CHUNKS;
+        const uint32_t position = begin + row;
+        const bool valid = position < end;
+        size_t place = 0;
+        if (valid) {
+            const uint32_t block = table[position / p.block_size];
+            place = ((size_t(block) * p.kv_heads + kv_head) * p.block_size + position % p.block_size) * D + chunk * 8;
+        }
+        const uint32_t to = stage + row * Shared<D>::ROW + chunk * 16;
+        copy_async_16(to, keys + place, valid);
+        copy_async_16(to + TILE * Shared<D>::ROW, values + place, valid);
+    }
+}
+
+template <class T, int D> __device__ void decode(const AttentionParams &p) {
+    using S = Shared<D>;
+    extern __shared__ __align__(16) unsigned char shared[];
+    __shared__ float2 stats[WARPS][ROWS];
+    __shared__ bool is_last;
+    constexpr int KSTEPS = D / 16, NTILES = D / 8;
+
+    let_next_start();
+    wait_for_inputs();
+    const DecodeItem item = static_cast<const DecodeItem *>(p.items)[blockIdx.x];
+    if (item.splits == 0) return;
+    const Variant variant(p);
+    const uint32_t group = p.heads / p.kv_heads, kv_head = blockIdx.y, first_row = blockIdx.z * ROWS;
+    const uint32_t rows = min(group - first_row, uint32_t(ROWS)), head0 = kv_head * group + first_row;
+    const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, quad = lane >> 2, pair = (lane & 3) * 2;
+    const uint32_t begin = max(item.begin, variant.first_seen(item.length - 1)), end = item.end;
+    const uint32_t *table = p.block_tables + size_t(item.sequence) * p.table_stride;
+    const uint32_t ring = shared_address(shared) + warp * S::RING;
+
+    uint32_t q[KSTEPS][4];
+    const T *queries = static_cast<const T *>(p.qkv) + (size_t(item.token) * (p.heads + 2 * p.kv_heads) + head0) * D;
+#pragma unroll
+    for (int k = 0; k < KSTEPS; k++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint32_t row = quad + (j & 1) * 8, col = k * 16 + pair + (j >> 1) * 8;
+            q[k][j] = row < rows ? *reinterpret_cast<const uint32_t *>(queries + row * D + col) : 0u;
+        }
+    }
+
+    float acc[NTILES][4];
+#pragma unroll
+    for (int n = 0; n < NTILES; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) acc[n][j] = 0;
+    float best[2] = {-INFINITY, -INFINITY}, total[2] = {0, 0};
+
+    const uint32_t step = WARPS * TILE;
+    uint32_t next = begin + warp * TILE;
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) {
+        if (next < end) load_tile<T, D>(p, table, kv_head, next, end, ring + s * S::STAGE);
+        copy_async_commit();
+        next += step;
+    }
+    uint32_t turn = 0;
+    for (uint32_t at = begin + warp * TILE; at < end; at += step, turn++) {
+        if (next < end) load_tile<T, D>(p, table, kv_head, next, end, ring + (turn + STAGES - 1) % STAGES * S::STAGE);
+        copy_async_commit();
+        next += step;
+        copy_async_wait<STAGES - 1>();
+        __syncwarp();
+        const uint32_t keys = ring + turn % STAGES * S::STAGE, values = keys + TILE * S::ROW;
+
+        float scores[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < KSTEPS; k++) {
+            uint32_t b[4];
+            load_matrix_x4(b, keys + ((lane & 7) + (lane >> 4) * 8) * S::ROW + k * 32 + ((lane >> 3) & 1) * 16);
+            mma_16x8x16<T>(scores[0], q[k], b[0], b[1]);
+            mma_16x8x16<T>(scores[1], q[k], b[2], b[3]);
+        }
+        float tile_best[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const uint32_t position = at + n * 8 + pair + (j & 1);
+                scores[n][j] = position < end ? variant.score(scores[n][j]) : -INFINITY;
+                tile_best[j >> 1] = fmaxf(tile_best[j >> 1], scores[n][j]);
+            }
+        float shrink[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            tile_best[r] = fmaxf(tile_best[r], __shfl_xor_sync(0xffffffffu, tile_best[r], 1));
+            tile_best[r] = fmaxf(tile_best[r], __shfl_xor_sync(0xffffffffu, tile_best[r], 2));
+            const float now = fmaxf(best[r], tile_best[r]);
+            shrink[r] = weight_of(best[r], now);
+            best[r] = now;
+            total[r] *= shrink[r];
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                scores[n][j] = weight_of(scores[n][j], best[j >> 1]);
+                total[j >> 1] += scores[n][j];
+            }
+        const uint32_t weights[4] = {pack_pair<T>(scores[0][0], scores[0][1]), pack_pair<T>(scores[0][2], scores[0][3]),
+                                     pack_pair<T>(scores[1][0], scores[1][1]), pack_pair<T>(scores[1][2], scores[1][3])};
+#pragma unroll
+        for (int n = 0; n < NTILES; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) acc[n][j] *= shrink[j >> 1];
+#pragma unroll
+        for (int n = 0; n < NTILES; n += 2) {
+            uint32_t b[4];
+            load_matrix_x4_transposed(b, values + (lane & 15) * S::ROW + n * 16 + (lane >> 4) * 16);
+            mma_16x8x16<T>(acc[n], weights, b[0], b[1]);
+            mma_16x8x16<T>(acc[n + 1], weights, b[2], b[3]);
+        }
+        __syncwarp();
+    }
+    copy_async_wait<0>();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        total[r] += __shfl_xor_sync(0xffffffffu, total[r], 1);
+        total[r] += __shfl_xor_sync(0xffffffffu, total[r], 2);
+        if ((lane & 3) == 0) stats[warp][quad + r * 8] = make_float2(best[r], total[r]);
+    }
+    __syncwarp();
+    float *mine = reinterpret_cast<float *>(shared + warp * S::RING);
+#pragma unroll
+    for (int n = 0; n < NTILES; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) mine[(quad + (j >> 1) * 8) * D + n * 8 + pair + (j & 1)] = acc[n][j];
+    __syncthreads();
+
+    // The block's result of a row and column, normalized only where it is the whole one.
+    T *out = static_cast<T *>(p.out) + (size_t(item.token) * p.heads + head0) * D;
+    const size_t slot = size_t(item.partial + item.split) * p.heads + head0;
+    for (uint32_t i = threadIdx.x; i < rows * D; i += blockDim.x) {
+        const uint32_t row = i / D;
+        float top = -INFINITY, sum = 0, value = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) top = fmaxf(top, stats[w][row].x);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const float factor = weight_of(stats[w][row].x, top);
+            sum += factor * stats[w][row].y;
+            value += factor * reinterpret_cast<const float *>(shared + w * S::RING)[i];
+        }
+        if (item.splits == 1) {
+            if (p.sinks) {
+                const float sink = p.sinks[head0 + row] * LOG2_E, over = fmaxf(top, sink);
+                const float factor = weight_of(top, over);
+                value *= factor;
+                sum = sum * factor + exp2f(sink - over);
+            }
+            out[i] = from_float<T>(value / sum);
+        } else {
+            p.partial_out[slot * D + i] = value;
+            if (i % D == 0) p.partial_stats[slot + row] = make_float2(top, sum);
+        }
+    }
+    if (item.splits == 1) return;
+
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        uint32_t *arrived = p.arrived + (size_t(item.sequence) * p.kv_heads + kv_head) * gridDim.z + blockIdx.z;
+        is_last = atomicAdd(arrived, 1u) + 1 == item.splits;
+        if (is_last) *arrived = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    for (uint32_t i = threadIdx.x; i < rows * D; i += blockDim.x) {
+        const uint32_t row = i / D;
+        float top = -INFINITY, sum = 0, value = 0;
+        for (uint32_t s = 0; s < item.splits; s++) {
+            const size_t from = size_t(item.partial + s) * p.heads + head0;
+            const float2 stat = __ldcg(p.partial_stats + from + row);
+            const float now = fmaxf(top, stat.x), old = weight_of(top, now), fresh = weight_of(stat.x, now);
+            sum = sum * old + stat.y * fresh;
+            value = value * old + __ldcg(p.partial_out + from * D + i) * fresh;
+            top = now;
+        }
+        if (p.sinks) {
+            const float sink = p.sinks[head0 + row] * LOG2_E, over = fmaxf(top, sink);
+            const float factor = weight_of(top, over);
+            value *= factor;
+            sum = sum * factor + exp2f(sink - over);
+        }
+        out[i] = from_float<T>(value / sum);
+    }
+}
+
+#define INSTANCE(name, T, D)                                                                              \
+    extern "C" __global__ void __launch_bounds__(128)                                                     \
+        paged_attention_decode_##name##_d##D(const __grid_constant__ AttentionParams p) {                 \
+        decode<T, D>(p);                                                                                  \
+    }
+#define INSTANCES(D) INSTANCE(bf16, bf16, D) INSTANCE(f16, f16, D)
+INSTANCES(64)
+INSTANCES(96)
+INSTANCES(128)
+INSTANCES(256)

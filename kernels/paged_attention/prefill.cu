@@ -1,0 +1,210 @@
+// Paged attention of chunks of query tokens over the cache, on tensor cores, with the online
+// softmax of FlashAttention-2.
+//
+// A block takes one item (some query tokens of one chunk) and one kv head. Its rows are (token,
+// head of the group): all heads that share keys and values, so short chunks and any group ratio
+// fill the tile. Each warp owns 16 rows; the block walks the context in tiles, double buffered.
+// Positions outside the context are zeros in shared memory; masks do the rest.
+#include "../include/pagedllm/mma.cuh"
+#include "variant.cuh"
+
+constexpr int STAGES = 2;
+
+template <int D> struct Tiling {
+    static constexpr int WARPS = D > 128 ? 4 : 8;
+    static constexpr int ROWS = WARPS * 16; // crates/cuda/src/dispatch.rs: prefill_rows
+    static constexpr int TILE = D > 128 ? 32 : 64;
+    static constexpr int ROW = D * 2 + 16; // bytes; the padding keeps ldmatrix free of conflicts
+    static constexpr int STAGE = 2 * TILE * ROW;
+    static constexpr int BYTES = STAGES * STAGE;
+};
+
+template <class T, int D>
+__device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32_t *table, uint32_t kv_head,
+                                          uint32_t begin, uint32_t first, uint32_t end, uint32_t stage) {
+    using S = Tiling<D>;
+    constexpr int CHUNKS = D / 8, THREADS = S::WARPS * 32;
+    const T *keys = static_cast<const T *>(p.keys), *values = static_cast<const T *>(p.values);
+#pragma unroll
+    for (int c = 0; c < S::TILE * CHUNKS / THREADS; c++) {
+        const uint32_t index = c * THREADS + threadIdx.x, row = index / CHUNKS, chunk = index % CHUNKS;
+        const uint32_t position = begin + row;
+        const bool valid = position >= first && position < end;
+        size_t place = 0;
+        if (valid) {
+            const uint32_t block = table[position / p.block_size];
+            place = ((size_t(block) * p.kv_heads + kv_head) * p.block_size + position % p.block_size) * D + chunk * 8;
+        }
+        const uint32_t to = stage + row * S::ROW + chunk * 16;
+        copy_async_16(to, keys + place, valid);
+        copy_async_16(to + S::TILE * S::ROW, values + place, valid);
+    }
+}
+
+template <class T, int D> __device__ void prefill(const AttentionParams &p) {
+    using S = Tiling<D>;
+    extern __shared__ __align__(16) unsigned char shared[];
+    constexpr int KSTEPS = D / 16, NTILES = D / 8, COLS = S::TILE / 8;
+
+    let_next_start();
+    wait_for_inputs();
+    const PrefillItem item = static_cast<const PrefillItem *>(p.items)[blockIdx.x];
+    const Variant variant(p);
+    const uint32_t group = p.heads / p.kv_heads, kv_head = blockIdx.y;
+    const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, quad = lane >> 2, pair = (lane & 3) * 2;
+    const uint32_t *table = p.block_tables + size_t(item.sequence) * p.table_stride;
+    const uint32_t rows = item.count * group, ring = shared_address(shared);
+    const T *qkv = static_cast<const T *>(p.qkv);
+    T *out = static_cast<T *>(p.out);
+
+    uint32_t token[2], head[2], position[2], seen[2];
+    bool real[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const uint32_t row = warp * 16 + quad + r * 8;
+        real[r] = row < rows;
+        const uint32_t within = real[r] ? row / group : 0;
+        token[r] = item.token + within;
+        head[r] = kv_head * group + (real[r] ? row % group : 0);
+        position[r] = item.position + within;
+        seen[r] = variant.first_seen(position[r]);
+    }
+    uint32_t q[KSTEPS][4];
+#pragma unroll
+    for (int k = 0; k < KSTEPS; k++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int r = j & 1;
+            const size_t at = (size_t(token[r]) * (p.heads + 2 * p.kv_heads) + head[r]) * D + k * 16 + pair + (j >> 1) * 8;
+            q[k][j] = real[r] ? *reinterpret_cast<const uint32_t *>(qkv + at) : 0u;
+        }
+    }
+    float acc[NTILES][4];
+#pragma unroll
+    for (int n = 0; n < NTILES; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) acc[n][j] = 0;
+    float best[2] = {-INFINITY, -INFINITY}, total[2] = {0, 0};
+
+    const uint32_t first = variant.first_seen(item.position), end = item.position + item.count;
+    // Tiles start at whole multiples, so only the first and the last ones need masks.
+    const uint32_t begin = first / S::TILE * S::TILE;
+    load_tile<T, D>(p, table, kv_head, begin, first, end, ring);
+    copy_async_commit();
+    uint32_t turn = 0;
+    for (uint32_t at = begin; at < end; at += S::TILE, turn++) {
+        if (at + S::TILE < end)
+            load_tile<T, D>(p, table, kv_head, at + S::TILE, first, end, ring + (turn + 1) % STAGES * S::STAGE);
+        copy_async_commit();
+        copy_async_wait<1>();
+        __syncthreads();
+        const uint32_t keys = ring + turn % STAGES * S::STAGE, values = keys + S::TILE * S::ROW;
+
+        float scores[COLS][4];
+#pragma unroll
+        for (int n = 0; n < COLS; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) scores[n][j] = 0;
+#pragma unroll
+        for (int k = 0; k < KSTEPS; k++) {
+#pragma unroll
+            for (int n = 0; n < COLS; n += 2) {
+                uint32_t b[4];
+                load_matrix_x4(b, keys + (n * 8 + (lane & 7) + (lane >> 4) * 8) * S::ROW + k * 32 + ((lane >> 3) & 1) * 16);
+                mma_16x8x16<T>(scores[n], q[k], b[0], b[1]);
+                mma_16x8x16<T>(scores[n + 1], q[k], b[2], b[3]);
+            }
+        }
+        float tile_best[2] = {-INFINITY, -INFINITY};
+        // Whether every row of the block sees all of this tile.
+        const bool whole = at + S::TILE <= item.position + 1 && at >= variant.first_seen(end - 1);
+        if (whole && variant.soft_cap == 0.f) {
+            const float factor = variant.scale * LOG2_E;
+#pragma unroll
+            for (int n = 0; n < COLS; n++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    scores[n][j] *= factor;
+                    tile_best[j >> 1] = fmaxf(tile_best[j >> 1], scores[n][j]);
+                }
+        } else {
+#pragma unroll
+            for (int n = 0; n < COLS; n++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const uint32_t key = at + n * 8 + pair + (j & 1);
+                    const bool visible = key <= position[j >> 1] && key >= seen[j >> 1];
+                    scores[n][j] = visible ? variant.score(scores[n][j]) : -INFINITY;
+                    tile_best[j >> 1] = fmaxf(tile_best[j >> 1], scores[n][j]);
+                }
+        }
+        float shrink[2], base[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            tile_best[r] = fmaxf(tile_best[r], __shfl_xor_sync(0xffffffffu, tile_best[r], 1));
+            tile_best[r] = fmaxf(tile_best[r], __shfl_xor_sync(0xffffffffu, tile_best[r], 2));
+            const float now = fmaxf(best[r], tile_best[r]);
+            shrink[r] = weight_of(best[r], now);
+            best[r] = now;
+            // A row that has seen nothing yet has only weights of exp2(-inf) = 0.
+            base[r] = now == -INFINITY ? 0.f : now;
+            total[r] *= shrink[r];
+        }
+#pragma unroll
+        for (int n = 0; n < COLS; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                scores[n][j] = exp2f(scores[n][j] - base[j >> 1]);
+                total[j >> 1] += scores[n][j];
+            }
+#pragma unroll
+        for (int n = 0; n < NTILES; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) acc[n][j] *= shrink[j >> 1];
+#pragma unroll
+        for (int k = 0; k < COLS / 2; k++) {
+            const uint32_t weights[4] = {
+                pack_pair<T>(scores[2 * k][0], scores[2 * k][1]), pack_pair<T>(scores[2 * k][2], scores[2 * k][3]),
+                pack_pair<T>(scores[2 * k + 1][0], scores[2 * k + 1][1]),
+                pack_pair<T>(scores[2 * k + 1][2], scores[2 * k + 1][3])};
+#pragma unroll
+            for (int n = 0; n < NTILES; n += 2) {
+                uint32_t b[4];
+                load_matrix_x4_transposed(b, values + (k * 16 + (lane & 15)) * S::ROW + n * 16 + (lane >> 4) * 16);
+                mma_16x8x16<T>(acc[n], weights, b[0], b[1]);
+                mma_16x8x16<T>(acc[n + 1], weights, b[2], b[3]);
+            }
+        }
+        __syncthreads();
+    }
+    copy_async_wait<0>();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        total[r] += __shfl_xor_sync(0xffffffffu, total[r], 1);
+        total[r] += __shfl_xor_sync(0xffffffffu, total[r], 2);
+        if (!real[r]) continue;
+        float factor = 1;
+        if (p.sinks) {
+            const float sink = p.sinks[head[r]] * LOG2_E, over = fmaxf(best[r], sink);
+            factor = weight_of(best[r], over);
+            total[r] = total[r] * factor + exp2f(sink - over);
+        }
+        factor /= total[r];
+        T *to = out + (size_t(token[r]) * p.heads + head[r]) * D;
+#pragma unroll
+        for (int n = 0; n < NTILES; n++)
+            *reinterpret_cast<uint32_t *>(to + n * 8 + pair) =
+                pack_pair<T>(acc[n][r * 2] * factor, acc[n][r * 2 + 1] * factor);
+    }
+}
+
+#define INSTANCE(name, T, D)                                                                               \
+    extern "C" __global__ void __launch_bounds__(Tiling<D>::WARPS * 32)                                    \
+        paged_attention_prefill_##name##_d##D(const __grid_constant__ AttentionParams p) {                 \
+        prefill<T, D>(p);                                                                                  \
+    }
+#define INSTANCES(D) INSTANCE(bf16, bf16, D) INSTANCE(f16, f16, D)
+INSTANCES(64)
+INSTANCES(96)
+INSTANCES(128)
+INSTANCES(256)
