@@ -178,7 +178,7 @@ def render(source: str, special: dict, chat: dict) -> dict:
 def smollm2() -> tuple:
     """The tokenizer that the file's vocabulary stands for, its template and special tokens."""
     import gguf
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     fields = gguf.GGUFReader(SMOLLM2).fields
     read = lambda key: fields[key].contents()
@@ -187,6 +187,7 @@ def smollm2() -> tuple:
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
     control = [token for token, kind in zip(tokens, read("tokenizer.ggml.token_type")) if kind == 3]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in control])
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}

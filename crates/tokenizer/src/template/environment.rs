@@ -21,6 +21,8 @@ pub(crate) struct Raised(pub(crate) String);
 
 pub(crate) fn new() -> Environment<'static> {
     let mut environment = Environment::new();
+    // Else an error would carry, and print, every variable.
+    environment.set_debug(false);
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
     environment.set_recursion_limit(MAX_RECURSION);
