@@ -149,7 +149,9 @@ impl SamplingParams {
         if self.allowed_token_ids.as_ref().is_some_and(Vec::is_empty) {
             return fail("allowed_token_ids", "must not be empty".into());
         }
-        if let Some((token, bias)) = self.logit_bias.iter().find(|(_, b)| !(b.abs() <= 100.0)) {
+        if let Some((token, bias)) =
+            self.logit_bias.iter().find(|(_, b)| !(-100.0..=100.0).contains(b))
+        {
             return fail(
                 "logit_bias",
                 format!("the bias {bias} of token {token} is not between -100 and 100"),
