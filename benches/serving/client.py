@@ -74,7 +74,8 @@ async def run(target: Target, requests: list[Request], in_flight: int) -> tuple[
     """Keeps `in_flight` requests going until all are answered: wall seconds and answers in order."""
     answers: list[Answer] = [Answer() for _ in requests]
     waiting = iter(enumerate(requests))
-    connector = aiohttp.TCPConnector(limit=in_flight)
+    # Some servers close an idle connection just as the next request goes out on it.
+    connector = aiohttp.TCPConnector(limit=in_flight, force_close=True)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=1800)
     headers = {"Authorization": f"Bearer {target.api_key}"}
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers,
