@@ -34,9 +34,10 @@ pub enum Shutdown {
 }
 
 /// Whether the engine can serve.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Health {
     /// It takes requests.
+    #[default]
     Ready,
     /// It takes no more requests.
     ShuttingDown,

@@ -44,12 +44,6 @@ pub(crate) struct Inbox {
     pub(crate) drain_interval: Duration,
 }
 
-impl Default for Health {
-    fn default() -> Self {
-        Self::Ready
-    }
-}
-
 impl std::fmt::Debug for Inbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Inbox")

@@ -57,7 +57,6 @@ pub struct SequenceBlocks {
 
 impl SequenceBlocks {
     /// One table a group; none when nothing is held.
-    #[must_use]
     pub fn tables(&self) -> &[BlockTable] {
         &self.tables
     }

@@ -75,9 +75,9 @@ impl Walk {
         let size = self.block_size();
         for (table, window) in blocks.tables().iter().zip(self.pool.shape().windows()) {
             let first = window.map_or(0, |window| (num_written + 1).saturating_sub(window));
-            for position in first..*num_written {
+            for (position, &token) in tokens.iter().enumerate().take(*num_written).skip(first) {
                 let slot = (table.block(position / size), position % size);
-                assert_eq!(self.contents[&slot], (tokens[position], position));
+                assert_eq!(self.contents[&slot], (token, position));
                 let device_slot = table.slot_of(position, size) as usize;
                 assert_eq!(device_slot, slot.0.index() * size + slot.1);
             }
@@ -110,15 +110,15 @@ impl Walk {
             return Err(full);
         }
         for table in blocks.tables() {
-            for position in start..end {
+            for (position, &token) in tokens.iter().enumerate().take(end).skip(start) {
                 let slot = (table.block(position / size), position % size);
-                self.contents.insert(slot, (tokens[position], position));
+                self.contents.insert(slot, (token, position));
             }
         }
         *num_written = end;
         let hashes = hashes(&tokens[..end], size);
-        for block in start / size..end / size {
-            self.pool.publish(blocks, block, hashes[block]);
+        for (block, &hash) in hashes.iter().enumerate().skip(start / size) {
+            self.pool.publish(blocks, block, hash);
         }
         for group in 0..self.pool.shape().num_groups() {
             let window = self.pool.shape().windows()[group];

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod fake_executor;
+pub mod host;
 pub mod model;
 pub mod options;
 pub mod random;

@@ -1,5 +1,5 @@
 //! `pagedllm-sim --seeds 1000`, `pagedllm-sim --seed 17`, `pagedllm-sim --canary`,
-//! `pagedllm-sim --waste`.
+//! `pagedllm-sim --waste`, `pagedllm-sim --host`.
 
 #![allow(clippy::print_stdout)]
 
@@ -8,13 +8,14 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use pagedllm_sim::fake_executor::Bug;
 use pagedllm_sim::options::Options;
-use pagedllm_sim::{run_seed, waste};
+use pagedllm_sim::{host, run_seed, waste};
 
 enum Command {
     Seeds(u64),
     Seed(u64),
     Canary,
     Waste,
+    Host,
 }
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> anyhow::Result<Command> {
@@ -29,7 +30,10 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> anyhow::Result<Command>
         "--seed" => Ok(Command::Seed(number(0)?)),
         "--canary" => Ok(Command::Canary),
         "--waste" => Ok(Command::Waste),
-        other => bail!("unknown option {other}; use --seeds N, --seed S, --canary or --waste"),
+        "--host" => Ok(Command::Host),
+        other => {
+            bail!("unknown option {other}; use --seeds N, --seed S, --canary, --waste or --host")
+        }
     }
 }
 
@@ -57,6 +61,13 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Waste => {
             let stats = waste::serve(500);
             println!("{:.2}% of the held KV slots have no token", stats.kv_waste() * 100.0);
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Host => {
+            for num_seqs in [1, 16, 64, 256] {
+                let us = host::step_us(num_seqs, 2000);
+                println!("{num_seqs} sequences: {us:.1} us of host time a decode step");
+            }
             Ok(ExitCode::SUCCESS)
         }
     }
