@@ -73,6 +73,16 @@ fn deep_values_are_dropped_without_harm() {
     fails(&nest.replace("n.x | length", "n.x | tojson"));
 }
 
+// Where minijinja differs from Jinja, and this crate does not make up for it.
+#[test]
+fn known_differences_are_as_described() {
+    let messages = json!([{"role": "user", "content": "a"}]);
+    assert_eq!(render("{{ 'x' ~ ['a'] }}", messages.clone()).unwrap(), "x[\"a\"]");
+    assert_eq!(render("{{ {'a': 1} | dictsort }}", messages).unwrap(), "[['a', 1]]");
+    fails("{{ '%d' % 3 }}");
+    fails("{{ [][::-1] }}");
+}
+
 // T14: the template's own words, and the next request is fine.
 #[test]
 fn refusals_carry_the_words_of_the_template() {

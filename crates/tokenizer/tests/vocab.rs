@@ -83,7 +83,8 @@ fn scores_give_the_ids_of_sentencepiece() {
     for row in rows {
         let (text, expected) = (row[0].as_str().unwrap(), ids(&row[1]));
         assert_eq!(tokenizer.encode(text, PLAIN).unwrap(), expected, "{text:?}");
-        assert_eq!(tokenizer.decode(&expected, true), text);
+        // A mark in the text is a space for a SentencePiece vocabulary.
+        assert_eq!(tokenizer.decode(&expected, true), text.replace('\u{2581}', " "));
     }
 }
 

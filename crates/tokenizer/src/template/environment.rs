@@ -40,6 +40,8 @@ pub(crate) fn new() -> Environment<'static> {
     environment.add_filter("join", join);
     environment.add_filter("replace", replace);
     environment.add_filter("indent", indent);
+    environment.add_filter("trim", trim);
+    environment.add_filter("round", round);
     environment.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
             || value.is_undefined()
@@ -239,6 +241,28 @@ fn indent(
         out.push_str(line);
     }
     Ok(Value::from(out))
+}
+
+/// `trim(value, chars=None)`.
+fn trim(state: &State<'_, '_>, value: &Value, chars: Option<&str>) -> Result<Value, Error> {
+    let text = python::text(value)?;
+    let trimmed = match chars {
+        Some(chars) => text.trim_matches(|c| chars.contains(c)),
+        None => text.trim(),
+    };
+    charged(state, trimmed.to_owned())
+}
+
+/// `round(value, precision=0, method="common")`; halves go to the even neighbour.
+fn round(value: f64, precision: Option<i32>, method: Option<&str>) -> Result<f64, Error> {
+    let scale = 10f64.powi(precision.unwrap_or(0).clamp(-300, 300));
+    let round = match method.unwrap_or("common") {
+        "common" => f64::round_ties_even,
+        "ceil" => f64::ceil,
+        "floor" => f64::floor,
+        other => return Err(invalid(format!("round: unknown method {other:?}"))),
+    };
+    Ok(round(value * scale) / scale)
 }
 
 /// Python's methods of strings, dicts and lists.

@@ -3,6 +3,10 @@
 //! The language is minijinja's with Python's ways added (`environment.rs`, `python.rs`,
 //! `dialect.rs`). A template is foreign code: it reaches no file, no other template and no clock,
 //! and what it may cost is limited (`limits.rs`).
+//!
+//! Known differences from Jinja: `~` quotes the texts of a list or a map with double quotes, tuples
+//! print as lists, `%` does not format text, and `[][::-1]` is an error. A text that a template
+//! doubles with `~` or `+` over and over is limited by fuel alone.
 
 mod content;
 mod dialect;
@@ -208,7 +212,8 @@ impl ChatInput {
 fn share_reasoning(message: &mut Map<String, Value>) {
     let found = REASONING.iter().find_map(|&name| message.get(name).filter(|v| !v.is_null()));
     let Some(reasoning) = found.cloned() else { return };
-    message.entry("thinking").or_insert_with(|| reasoning.clone());
+    let thinking = message.shift_remove("thinking").unwrap_or_else(|| reasoning.clone());
+    message.shift_insert(0, "thinking".to_owned(), thinking);
     message.insert("reasoning_content".to_owned(), reasoning);
 }
 
