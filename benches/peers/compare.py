@@ -10,8 +10,9 @@ which is the better setting of each. Every case of every round runs one program 
 other, so that a slow minute of the machine meets both. llama.cpp is built by build_llamacpp.sh.
 
 A run counts only where it had the processors to itself: its processor time must be `--min-share` of
-the wall time of its threads (loading the model, which one thread does, is a part of that). Otherwise
-it is done again, up to `--tries` times, and then the best one counts and is named on stderr.
+the wall time of its threads (loading the model, which one thread does, is a part of that).
+Otherwise it is done again, up to `--tries` times, and then the best one counts. The share is
+printed with every figure.
 """
 
 import argparse
@@ -70,8 +71,8 @@ def llamacpp(args, meter: Meter, case: Case) -> float:
     """Tokens a second of llama.cpp."""
     model = args.models / f"{MODEL_NAME}.{case.weights}.gguf"
     if case.batch_size is None:
-        text = meter.output_of([args.llamacpp / "llama-bench", "-m", model, "-p", PROMPT_LEN, "-n", 0,
-                          "-t", args.threads, "-r", 2, "-fa", "on", "-o", "json"])
+        text = meter.output_of([args.llamacpp / "llama-bench", "-m", model, "-p", PROMPT_LEN,
+                          "-n", 0, "-t", args.threads, "-r", 2, "-fa", "on", "-o", "json"])
         return json.loads(text)[0]["avg_ts"]
     per_sequence = DECODE_INPUT_LEN + DECODE_OUTPUT_LEN
     text = meter.output_of([

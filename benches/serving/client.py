@@ -64,14 +64,15 @@ async def complete(session: aiohttp.ClientSession, target: Target, request: Requ
                 else:
                     answer.gaps.append(now - last)
                 last = now
-    except (aiohttp.ClientError, asyncio.TimeoutError, json.JSONDecodeError) as error:
+    except (aiohttp.ClientError, TimeoutError, json.JSONDecodeError) as error:
         answer.error = f"{type(error).__name__}: {error}"
     answer.total, answer.text = time.perf_counter() - start, "".join(pieces)
     return answer
 
 
-async def run(target: Target, requests: list[Request], in_flight: int) -> tuple[float, list[Answer]]:
-    """Keeps `in_flight` requests going until all are answered: wall seconds and answers in order."""
+async def run(target: Target, requests: list[Request],
+              in_flight: int) -> tuple[float, list[Answer]]:
+    """Keeps `in_flight` requests going until all are answered: wall seconds, answers in order."""
     answers: list[Answer] = [Answer() for _ in requests]
     waiting = iter(enumerate(requests))
     # Some servers close an idle connection just as the next request goes out on it.

@@ -1,9 +1,9 @@
 """Weights of a llama or qwen2 GGUF file as Hugging Face names them, and back.
 
-For the llama architecture, llama.cpp stores the rows of the query and key projections in another order: a head's rows
-`0 .. D/2` and `D/2 .. D` (the two halves that Hugging Face rotates together) are interleaved, so
-that the pairs which are rotated together lie side by side. `undo_rotated_order` gives the Hugging
-Face order and `rotated_order` the file's.
+For the llama architecture, llama.cpp stores the rows of the query and key projections in another
+order: a head's rows `0 .. D/2` and `D/2 .. D` (the two halves that Hugging Face rotates together)
+are interleaved, so that the pairs which are rotated together lie side by side. `undo_rotated_order`
+gives the Hugging Face order and `rotated_order` the file's.
 """
 
 from pathlib import Path
@@ -92,7 +92,9 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         # The file lists the fastest axis first.
         values = values.reshape(tuple(int(size) for size in reversed(tensor.shape)))
         heads = heads_of(reader, tensor.name)
-        weights[hf_name(tensor.name)] = values if heads is None else undo_rotated_order(values, heads)
+        if heads is not None:
+            values = undo_rotated_order(values, heads)
+        weights[hf_name(tensor.name)] = values
     return weights
 
 

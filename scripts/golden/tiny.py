@@ -90,7 +90,8 @@ def fill(model, seed: int) -> None:
             values = draw * 3.0 / parameter.shape[-1] ** 0.5
         else:
             values = draw / parameter.shape[-1] ** 0.5
-        if model.config.tie_word_embeddings and name.endswith(("o_proj.weight", "down_proj.weight")):
+        writes_back = name.endswith(("o_proj.weight", "down_proj.weight"))
+        if model.config.tie_word_embeddings and writes_back:
             # Otherwise a token's own embedding wins, and every answer repeats its last token.
             values = values * 3.0
         parameter.data.copy_(values.to(torch.bfloat16).float())

@@ -1,4 +1,4 @@
-"""The official `openai` client must raise its own error for each mistake, with code and parameter."""
+"""The official `openai` client must raise its own error for each mistake, with its parameter."""
 
 import openai
 

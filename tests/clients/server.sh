@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Functions for the scripts of this folder, to be read with `.`: start and stop servers.
 #
 # PAGEDLLM_BIN is the program, MODEL_PATH what it serves, MODEL the name it serves it under,

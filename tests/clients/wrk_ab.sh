@@ -19,5 +19,5 @@ ab -l -n 100 -c 10 -p "$request" -T application/json -H "Authorization: Bearer $
     "$BASE_URL/v1/completions" | tee "$report"
 grep -q '^Complete requests: *100$' "$report"
 grep -q '^Failed requests: *0$' "$report"
-! grep -q '^Non-2xx' "$report"
+if grep -q '^Non-2xx' "$report"; then exit 1; fi
 echo "wrk_ab: ok"
