@@ -1,8 +1,10 @@
 //! Speed of the products, by format, rows and shape, beside the memory bandwidth of this machine.
 //!
 //! ```text
-//! linear_speed [threads] [isa] [float32]
+//! linear_speed [threads] [isa] [float32] [format]
 //! ```
+//!
+//! With one thread the clock is the time on the processor, so that other processes disturb less.
 #![allow(clippy::print_stdout)]
 
 use std::error::Error;
@@ -10,8 +12,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use half::f16;
-use pagedllm_backend::conformance::Probe;
 use pagedllm_backend::Backend;
+use pagedllm_backend::conformance::Probe;
 use pagedllm_core::{
     DType, GroupTables, KvGroup, KvLayout, LinearPart, RaggedBatch, Split, StepInput, TokenSource,
     WeightFormat, WeightView,
@@ -44,6 +46,16 @@ fn read_bandwidth(threads: usize) -> f64 {
         (words.len() * 8) as f64 / start.elapsed().as_secs_f64()
     });
     best.fold(0.0, f64::max)
+}
+
+/// Seconds on some clock: of this thread on the processor where only it works, else of the day.
+fn now(threads: usize, start: Instant) -> f64 {
+    let on_cpu = || {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+        text.split_whitespace().next()?.parse::<f64>().ok()
+    };
+    let wall = || start.elapsed().as_secs_f64();
+    if threads == 1 { on_cpu().map_or_else(wall, |ns| ns / 1e9) } else { wall() }
 }
 
 fn weight(format: WeightFormat, rows: usize, cols: usize) -> WeightView<'static> {
@@ -84,14 +96,10 @@ fn step(rows: usize) -> StepInput {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let num_threads =
-        arguments.first().and_then(|a| a.parse().ok()).unwrap_or_else(physical_cores);
+    let num_threads = arguments.first().and_then(|a| a.parse().ok()).unwrap_or_else(physical_cores);
     let isa = Isa::ALL.into_iter().find(|isa| arguments.contains(&isa.to_string()));
-    let dtype = if arguments.iter().any(|a| a == "float32") {
-        CpuDType::Float32
-    } else {
-        CpuDType::Fast
-    };
+    let dtype =
+        if arguments.iter().any(|a| a == "float32") { CpuDType::Float32 } else { CpuDType::Fast };
     let mut backend = CpuBackend::new(CpuOptions { num_threads, dtype, isa })?;
     let bandwidth = read_bandwidth(num_threads) / 1e9;
     println!("{} {dtype:?}, {num_threads} threads, memory read {bandwidth:.1} GB/s", backend.isa());
@@ -99,7 +107,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let layout = KvLayout { block_size: 16, num_kv_heads: 1, head_dim: 16, dtype: DType::F32 };
     let group = KvGroup { layers: vec![0], layout, window: None };
     let mut kv = backend.allocate_kv_cache(&[group], 1)?;
-    for format in WeightFormat::ALL {
+    let wanted = |format: &WeightFormat| {
+        let named = |f: WeightFormat| arguments.contains(&f.to_string());
+        named(*format) || !WeightFormat::ALL.into_iter().any(named)
+    };
+    let clock = Instant::now();
+    for format in WeightFormat::ALL.into_iter().filter(wanted) {
         println!("{format:<6} {}", ROWS.map(|rows| format!("{rows:>18} rows")).concat());
         for (outputs, cols) in SHAPES {
             let cols = cols.next_multiple_of(format.block_len());
@@ -115,16 +128,21 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let values: Vec<f32> = (0..rows * cols).map(|i| (i as f32 * 0.37).sin()).collect();
                 let x = backend.upload(rows, cols, &values);
                 let step = backend.begin_step(&mut kv, &step(rows));
-                let repeats = if rows == 512 { 1 } else { 3 };
-                let used = if rows == 512 { copies.min(4) } else { copies };
-                let mut best = f64::INFINITY;
-                for _ in 0..repeats {
-                    let start = Instant::now();
-                    for w in &linears[..used] {
-                        black_box(&*backend.linear(&x, w, &step));
+                // The processor's clock is coarse, so enough is done between two looks at it.
+                let mut times = Vec::new();
+                for _ in 0..3 {
+                    let (start, mut products) = (now(num_threads, clock), 0);
+                    let mut elapsed = 0.0;
+                    while elapsed < 0.04 {
+                        for w in &linears[..copies.min(4096 / rows)] {
+                            black_box(&*backend.linear(&x, w, &step));
+                            products += 1;
+                        }
+                        elapsed = now(num_threads, clock) - start;
                     }
-                    best = best.min(start.elapsed().as_secs_f64() / used as f64);
+                    times.push(elapsed / f64::from(products));
                 }
+                let best = times.into_iter().fold(f64::INFINITY, f64::min);
                 let operations = 2.0 * (rows * outputs * cols) as f64;
                 line += &format!("{:>13.1} {:>7.0}", bytes / best / 1e9, operations / best / 1e9);
             }

@@ -6,10 +6,10 @@
 pub mod packed;
 
 use pagedllm_backend::{DeviceError, dequantize};
-use pagedllm_core::{LinearPart, WeightFormat, WeightView};
+use pagedllm_core::{LinearPart, WeightView};
 
 use crate::simd::{FloatRows, Int8Rows, Kernels};
-use crate::threads::{Chunks, Indices, Parts, ThreadPool, Tiles};
+use crate::threads::{Chunks, Parts, ThreadPool, Tiles};
 use crate::workspace::Buffer;
 use packed::{BLOCK, PANEL, Packed, is_dense};
 
@@ -278,9 +278,12 @@ impl Inputs {
 
 #[cfg(test)]
 mod tests {
+    use pagedllm_core::WeightFormat;
+
     use super::*;
     use crate::simd::Isa;
     use crate::testing::{Random, random_weight};
+    use crate::threads::Indices;
 
     /// Norm of the difference over the norm.
     fn relative_error(got: &[f32], want: &[f64]) -> f64 {

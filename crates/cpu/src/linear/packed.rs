@@ -94,8 +94,6 @@ pub const fn offset(format: WeightFormat) -> f32 {
 pub struct Packed {
     /// Format, which is the file's.
     pub format: WeightFormat,
-    /// Outputs.
-    pub rows: usize,
     /// Inputs.
     pub cols: usize,
     panel_bytes: usize,
@@ -139,18 +137,13 @@ impl Packed {
                 pack_row(format, weight.row(panel * PANEL + output), output, ints, scales);
             }
         });
-        Ok(Self { format, rows, cols, panel_bytes, data })
+        Ok(Self { format, cols, panel_bytes, data })
     }
 
     /// Inputs, padded to whole blocks.
     #[must_use]
     pub const fn padded_cols(&self) -> usize {
         self.cols.next_multiple_of(BLOCK)
-    }
-    /// Panels.
-    #[must_use]
-    pub const fn num_panels(&self) -> usize {
-        self.rows.div_ceil(PANEL)
     }
     /// The panel of outputs from `index * 16`.
     #[must_use]
