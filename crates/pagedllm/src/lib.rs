@@ -5,6 +5,8 @@
 //! process. The crate knows no HTTP, no C and none of OpenAI's types.
 
 mod error;
+mod inspect;
+mod isolate;
 mod llm;
 mod open;
 mod options;
@@ -13,6 +15,7 @@ mod stream;
 mod text_thread;
 
 pub use error::Error;
+pub use inspect::{Inspection, TensorCount, inspect};
 pub use llm::{Llm, ModelDescription, Parts};
 pub use options::{
     Applied, Device, KvCacheDType, ModelDType, OPTIONS, OptionSpec, Options, SchedulingPolicy,

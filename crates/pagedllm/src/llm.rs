@@ -15,6 +15,7 @@ use pagedllm_tokenizer::{
 };
 
 use crate::Error;
+use crate::isolate;
 use crate::request::{ChatPrompt, Prompt, TextRequest};
 use crate::stream::{StreamQueue, TextStream};
 use crate::text_thread::{self, Registry, Transcript, TranscriptParts};
@@ -31,7 +32,8 @@ struct Inner {
     registry: Arc<Registry>,
     tokenizer: Option<Tokenizer>,
     chat_template: Option<Result<ChatTemplate, TemplateError>>,
-    isolates_special_tokens: bool,
+    /// Spellings that are plain text inside message content; empty where they are tokens.
+    isolated: Vec<String>,
     description: ModelDescription,
     text_thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -137,6 +139,16 @@ impl Llm {
         description.max_num_batched_tokens = shape.max_num_batched_tokens;
         description.has_chat_template = chat_template.as_ref().is_some_and(Result::is_ok);
 
+        let isolated = match &tokenizer {
+            Some(tokenizer) if parts.isolate_special_tokens => (0..tokenizer.vocab_size())
+                .map(|token| token as TokenId)
+                .filter(|&token| tokenizer.is_special(token))
+                .map(|token| tokenizer.token_text(token))
+                .filter(|text| !text.is_empty())
+                .collect(),
+            _ => Vec::new(),
+        };
+
         let engine = Engine::spawn(executor, config);
         let (events, receiver) = event_channel();
         let registry = Arc::new(Registry::default());
@@ -151,7 +163,7 @@ impl Llm {
             registry,
             tokenizer,
             chat_template,
-            isolates_special_tokens: parts.isolate_special_tokens,
+            isolated,
             description,
             text_thread: Mutex::new(Some(text_thread)),
         }))
@@ -264,11 +276,22 @@ impl Llm {
     /// # Errors
     /// As `render_chat`, and those of the tokenizer.
     pub fn encode_chat(&self, chat: &ChatPrompt) -> Result<Vec<TokenId>, Error> {
-        let text = self.render_chat(chat)?;
-        self.encode_with(
-            &text,
-            EncodeOptions { add_special_tokens: false, isolate_special_tokens: false },
-        )
+        if self.0.isolated.is_empty() {
+            return self.encode_with(
+                &self.render_chat(chat)?,
+                EncodeOptions { add_special_tokens: false, isolate_special_tokens: false },
+            );
+        }
+        let mut chat = chat.clone();
+        chat.messages.iter_mut().for_each(|message| isolate::mark(message, &self.0.isolated));
+        let rendered = self.render_chat(&chat)?;
+        let mut tokens = Vec::new();
+        for stretch in isolate::stretches(&rendered) {
+            let isolate_special_tokens = stretch.is_plain;
+            let options = EncodeOptions { add_special_tokens: false, isolate_special_tokens };
+            tokens.extend(self.encode_with(stretch.text, options)?);
+        }
+        Ok(tokens)
     }
 
     /// Tokens of a text.
@@ -276,13 +299,7 @@ impl Llm {
     /// # Errors
     /// There is no tokenizer, or the text is too long for it.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, Error> {
-        self.encode_with(
-            text,
-            EncodeOptions {
-                add_special_tokens,
-                isolate_special_tokens: self.0.isolates_special_tokens,
-            },
-        )
+        self.encode_with(text, EncodeOptions { add_special_tokens, isolate_special_tokens: false })
     }
 
     fn encode_with(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>, Error> {
