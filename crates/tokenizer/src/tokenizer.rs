@@ -49,6 +49,7 @@ struct Inner {
     templates: Vec<NamedTemplate>,
     bos: Option<TokenId>,
     eos: Option<TokenId>,
+    unk: Option<TokenId>,
 }
 
 /// What `add_special_tokens` adds.
@@ -129,9 +130,10 @@ impl Tokenizer {
         }
         let table = Arc::new(TokenTable::new(rule, &tokens));
         let id_of = |name| special_tokens.get(name).and_then(|text| model.token_to_id(text));
-        let (bos, eos) = (id_of("bos_token"), id_of("eos_token"));
+        let (bos, eos, unk) = (id_of("bos_token"), id_of("eos_token"), id_of("unk_token"));
         let isolated = OnceLock::new();
-        let inner = Inner { model, isolated, table, frame, special_tokens, templates, bos, eos };
+        let inner =
+            Inner { model, isolated, table, frame, special_tokens, templates, bos, eos, unk };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -155,6 +157,11 @@ impl Tokenizer {
             .encode_fast(text, asks_post_processor)
             .map_err(|error| TokenizerError::Encode { message: error.to_string() })?;
         let mut tokens = encoding.get_ids().to_vec();
+        let is_forged = |&id: &TokenId| inner.table.is_special(id) && Some(id) != inner.unk;
+        if options.isolate_special_tokens && !asks_post_processor && tokens.iter().any(is_forged) {
+            let message = "a special token in it can't be isolated".to_owned();
+            return Err(TokenizerError::Encode { message });
+        }
         if options.add_special_tokens {
             tokens.splice(0..0, inner.frame.prefix.iter().copied());
             tokens.extend(&inner.frame.suffix);

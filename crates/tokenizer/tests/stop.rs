@@ -83,7 +83,7 @@ fn random_texts_agree_with_the_naive_search() {
     let mut random = Random::new();
     let letters = ["a", "b", "\u{E9}", "\u{1F642}"];
     for _ in 0..20_000 {
-        let mut word = |random: &mut Random, limit: usize| -> String {
+        let word = |random: &mut Random, limit: usize| -> String {
             let length = random.below(limit);
             (0..length).map(|_| letters[random.below(letters.len())]).collect()
         };

@@ -84,11 +84,11 @@ fn check(spec: &VocabSpec) -> Result<(), TokenizerError> {
         let kinds = spec.kinds.len();
         return Err(invalid(format!("tokens has {size} items, token_type has {kinds}")));
     }
-    if let VocabModel::SentencePiece { scores, .. } = &spec.model {
-        if scores.len() != size {
-            let scores = scores.len();
-            return Err(invalid(format!("tokens has {size} items, scores has {scores}")));
-        }
+    if let VocabModel::SentencePiece { scores, .. } = &spec.model
+        && scores.len() != size
+    {
+        let scores = scores.len();
+        return Err(invalid(format!("tokens has {size} items, scores has {scores}")));
     }
     let named =
         [("bos", spec.bos), ("eos", spec.eos), ("unknown", spec.unk), ("padding", spec.pad)];

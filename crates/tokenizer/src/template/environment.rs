@@ -272,10 +272,10 @@ fn call_method(
     method: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
-    if let Some(text) = value.as_str() {
-        if let Some(result) = call_text_method(state, text, method, args) {
-            return result;
-        }
+    if let Some(text) = value.as_str()
+        && let Some(result) = call_text_method(state, text, method, args)
+    {
+        return result;
     }
     let result = pycompat::unknown_method_callback(state, value, method, args)?;
     charge(state, result.as_str().map_or(0, str::len))?;

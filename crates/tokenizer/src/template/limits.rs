@@ -12,7 +12,7 @@ pub(crate) const MAX_SOURCE_BYTES: usize = 1 << 20;
 /// The longest prompt, in bytes.
 pub(crate) const MAX_OUTPUT_BYTES: u64 = 64 << 20;
 /// The bytes that all texts made during one rendering may have together.
-pub(crate) const MAX_MADE_BYTES: u64 = 512 << 20;
+pub(crate) const MAX_MADE_BYTES: u64 = 256 << 20;
 /// Instructions of one rendering.
 pub(crate) const MAX_FUEL: u64 = 4_000_000;
 /// Calls within calls.

@@ -15,6 +15,7 @@ mod limits;
 mod python;
 mod strftime;
 
+use std::cell::Cell;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::{Environment, ErrorKind};
@@ -89,9 +90,15 @@ impl ChatTemplate {
             .map_err(|error| TemplateError::Compile { message: format!("{error:#}") })?;
         environment.set_fuel(Some(PROBE_FUEL));
         let reads = on_large_stack(|| {
+            let is_expensive = Cell::new(false);
             Reads::probe(|messages| {
+                if is_expensive.get() {
+                    return None;
+                }
                 let input = ChatInput::probe(messages);
-                render_prepared(&environment, special_tokens, &input, messages).ok()
+                let prompt = render_prepared(&environment, special_tokens, &input, messages);
+                is_expensive.set(matches!(prompt, Err(TemplateError::TooExpensive { .. })));
+                prompt.ok()
             })
         })?;
         let copied = MAX_COPIED_BYTES / (longest_text as u64).max(1);

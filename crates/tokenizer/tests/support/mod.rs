@@ -1,5 +1,6 @@
 //! Golden files, the model cache, and random numbers with a seed.
-#![allow(dead_code)]
+// Each test file uses a part; what is skipped and which seed was drawn is printed.
+#![allow(dead_code, clippy::print_stdout)]
 
 use std::path::{Path, PathBuf};
 
