@@ -94,6 +94,8 @@ impl Inbox {
     }
     /// Takes everything out.
     pub(crate) fn take(&mut self, mail: &mut Mail) {
+        // They still wait, until the loop says otherwise.
+        self.num_waiting += self.submissions.len();
         std::mem::swap(&mut mail.submissions, &mut self.submissions);
         mail.endings
             .extend(self.endings.drain().map(|((id, choice), reason)| (id, choice, reason)));

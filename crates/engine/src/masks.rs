@@ -16,7 +16,8 @@ use tracing::dispatcher::Dispatch;
 
 use crate::{Constraint, EngineConfig};
 
-/// Most threads that late constraints may hold before constrained requests are failed at once.
+/// Most threads that late constraints may hold; after that, masks wait until one comes back, and
+/// end their requests if that takes too long.
 const MAX_LOST_THREADS: usize = 32;
 
 type Key = (RequestId, u32);

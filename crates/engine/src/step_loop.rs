@@ -302,6 +302,7 @@ impl StepLoop {
         self.measure(&plan, submitted, done);
         let events = self.scheduler.commit(&mut self.pool, &plan, &output);
         self.last_plan = Some(plan);
+        lock(&self.stats).corrupted_requests_total += num_faulty(&events);
         self.emit(events);
         self.sample_next();
         let block_size = self.pool.shape().block_size();
@@ -419,6 +420,17 @@ impl StepLoop {
     }
 }
 
-pub(crate) fn lock(stats: &Mutex<EngineStats>) -> MutexGuard<'_, EngineStats> {
+/// Requests that ended by a fault; the ends of one request stand together.
+fn num_faulty(events: &[Event]) -> u64 {
+    let mut faulty: Vec<_> = events
+        .iter()
+        .filter(|event| matches!(event, Event::Finished { reason: FinishReason::Fault, .. }))
+        .map(Event::request)
+        .collect();
+    faulty.dedup();
+    faulty.len() as u64
+}
+
+fn lock(stats: &Mutex<EngineStats>) -> MutexGuard<'_, EngineStats> {
     stats.lock().unwrap_or_else(PoisonError::into_inner)
 }

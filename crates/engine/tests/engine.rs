@@ -404,6 +404,26 @@ fn events_say_what_was_cached() {
     assert_eq!(stats.prompt_tokens_cached_total, 32);
 }
 
+#[test]
+fn logits_that_are_not_numbers_end_their_request_alone() {
+    let model = Model { fault_every: 60, ..MODEL };
+    let mut shape = shape(&[None], 16, 512, MODEL.vocab_size);
+    shape.max_steps_in_flight = 2;
+    let executor = FakeExecutor::new(shape, model, Poison::default());
+    let engine = Engine::spawn(Box::new(executor), EngineConfig::default());
+    let streams: Vec<_> = (0..20)
+        .map(|token| engine.stream(Request::new(vec![token, 5], params(30))).expect("room"))
+        .collect();
+    let choices: Vec<_> =
+        streams.into_iter().map(|stream| stream.collect_choices().remove(0)).collect();
+    let is_faulty = |choice: &&pagedllm_engine::Choice| choice.reason == FinishReason::Fault;
+    let num_faulty = choices.iter().filter(is_faulty).count();
+    assert!((1..20).contains(&num_faulty), "some fail and some do not: {num_faulty}");
+    assert!(choices.iter().all(|choice| is_faulty(&choice) || choice.tokens.len() == 30));
+    assert_eq!(engine.stats().corrupted_requests_total, num_faulty as u64);
+    assert_eq!(engine.stats().finished_total.error, num_faulty as u64);
+}
+
 /// The clock runs a millisecond a token; prefill beside a decode must stay within the bound.
 #[test]
 fn a_long_prompt_does_not_stall_decodes() {
