@@ -9,8 +9,6 @@
 //! 2. A published block is full and is never written again.
 //! 3. The free list *is* the prefix cache: a free block keeps its contents and its hash until
 //!    it is taken again, least recently released first. Blocks without a hash go first of all.
-//! 4. Between [`begin_quarantine`](BlockPool::begin_quarantine) and
-//!    [`end_quarantine`](BlockPool::end_quarantine), no block that lost its last holder is taken.
 //!
 //! [`BlockPool::check`] proves them; `tests/random_walk.rs` and the simulator call it after each
 //! operation.
@@ -59,9 +57,6 @@ pub struct BlockPool {
     /// One map a group.
     published: Vec<HashMap<BlockHash, BlockId>>,
     num_cached: usize,
-    /// Blocks that wait for the end of the quarantine.
-    quarantine: Vec<BlockId>,
-    quarantines: bool,
 }
 
 impl BlockPool {
@@ -79,8 +74,6 @@ impl BlockPool {
             published: vec![HashMap::new(); shape.num_groups()],
             shape,
             num_cached: 0,
-            quarantine: Vec::new(),
-            quarantines: false,
         }
     }
     /// Sizes.
@@ -93,15 +86,10 @@ impl BlockPool {
     pub const fn num_free(&self) -> usize {
         self.free.len()
     }
-    /// Blocks in quarantine.
-    #[must_use]
-    pub const fn num_quarantined(&self) -> usize {
-        self.quarantine.len()
-    }
     /// Where the blocks are.
     #[must_use]
     pub const fn stats(&self) -> PoolStats {
-        let free = self.free.len() + self.quarantine.len();
+        let free = self.free.len();
         PoolStats { used: self.blocks.len() - free, free, cached: self.num_cached }
     }
 
@@ -293,31 +281,17 @@ impl BlockPool {
         }
     }
 
+    /// Whether some table contains the block.
+    #[must_use]
+    pub fn is_held(&self, block: BlockId) -> bool {
+        self.block(block).num_holders > 0
+    }
+
     /// Whether nobody holds the block and nobody can find it: its contents are meaningless.
     #[must_use]
     pub fn is_meaningless(&self, block: BlockId) -> bool {
         let Block { num_holders, published } = self.block(block);
         *num_holders == 0 && published.is_none()
-    }
-
-    /// From here on, blocks that lose their last holder are kept apart.
-    pub fn begin_quarantine(&mut self) {
-        self.quarantines = true;
-    }
-
-    /// Frees the blocks that were kept apart, in the order in which they were released.
-    pub fn end_quarantine(&mut self) {
-        self.quarantines = false;
-        for index in 0..self.quarantine.len() {
-            self.put_free(self.quarantine[index]);
-        }
-        self.quarantine.clear();
-    }
-
-    /// The blocks that are kept apart now.
-    #[must_use]
-    pub fn quarantined(&self) -> &[BlockId] {
-        &self.quarantine
     }
 
     /// Proves the invariants, given every live table.
@@ -332,7 +306,7 @@ impl BlockPool {
             }
         }
         let mut is_free = vec![false; self.blocks.len()];
-        for block in self.free.iter().chain(self.quarantine.iter().copied()) {
+        for block in self.free.iter() {
             assert!(!std::mem::replace(&mut is_free[block.index()], true), "{block} is free twice");
         }
         let mut num_published = 0;
@@ -377,19 +351,8 @@ impl BlockPool {
         let entry = &mut self.blocks[block.index()];
         entry.num_holders += 1;
         if entry.num_holders == 1 {
-            if entry.published.is_some() && self.free.contains(block) {
-                self.num_cached -= 1;
-            }
-            self.unfree(block);
-        }
-    }
-
-    fn unfree(&mut self, block: BlockId) {
-        if self.free.contains(block) {
+            self.num_cached -= usize::from(entry.published.is_some());
             self.free.remove(block);
-        } else {
-            // Its last holder left in this very quarantine: the contents are still there.
-            self.quarantine.retain(|&kept| kept != block);
         }
     }
 
@@ -398,11 +361,7 @@ impl BlockPool {
         assert!(entry.num_holders > 0, "{block} has no holder");
         entry.num_holders -= 1;
         if entry.num_holders == 0 {
-            if self.quarantines {
-                self.quarantine.push(block);
-            } else {
-                self.put_free(block);
-            }
+            self.put_free(block);
         }
     }
 

@@ -157,31 +157,13 @@ impl Walk {
             }
             _ => {
                 let index = self.random.below(num);
-                self.quarantined_close(index);
+                let sequence = self.sequences.swap_remove(index);
+                self.pool.close(sequence.blocks);
             }
         }
         self.pool.check(self.sequences.iter().map(|sequence| &sequence.blocks));
         let stats = self.pool.stats();
         assert_eq!(stats.used + stats.free, self.pool.shape().num_blocks());
-    }
-
-    /// What is closed in a quarantine is not taken before it ends.
-    fn quarantined_close(&mut self, index: usize) {
-        let free = self.pool.num_free();
-        self.pool.begin_quarantine();
-        let sequence = self.sequences.swap_remove(index);
-        self.pool.close(sequence.blocks);
-        assert_eq!(self.pool.num_free(), free);
-        self.pool.check(self.sequences.iter().map(|sequence| &sequence.blocks));
-        let kept = self.pool.quarantined().to_vec();
-        let mut other = self.pool.open(&[]);
-        let block_size = self.block_size();
-        if self.pool.grow(&mut other, block_size).is_ok() {
-            assert!(other.iter().all(|block| !kept.contains(&block)));
-        }
-        self.pool.end_quarantine();
-        self.pool.close(other);
-        assert_eq!(self.pool.num_free(), free + kept.len());
     }
 }
 

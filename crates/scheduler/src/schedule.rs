@@ -22,7 +22,7 @@ struct Room {
     logit_rows: usize,
     /// Of these, rows for scores.
     score_rows: usize,
-    /// An older sequence waits for blocks, so younger ones take none.
+    /// An older sequence waits for blocks that this plan freed, so nobody takes any.
     is_stalled: bool,
 }
 
@@ -34,11 +34,8 @@ impl Scheduler {
         loop {
             let num_preempted = plan.preempted.len();
             let mut room = self.room(&budget);
-            pool.begin_quarantine();
-            self.schedule_running(pool, &mut plan, &mut room);
             plan.freed.clear();
-            plan.freed.extend_from_slice(pool.quarantined());
-            pool.end_quarantine();
+            self.schedule_running(pool, &mut plan, &mut room);
             if plan.preempted.is_empty() {
                 self.admit_waiting(pool, &mut plan, &mut room);
             }
@@ -208,14 +205,17 @@ impl Scheduler {
         plan.chunks.push(chunk);
     }
 
-    /// Preempts the newest sequences behind `index` until `needed` blocks are free or will be
-    /// when the plan is done.
+    /// Preempts the newest sequences behind `index` until `needed` blocks are free. They are left
+    /// alone until the next plan: copies of this one may still read them.
     fn make_way(&mut self, pool: &mut BlockPool, plan: &mut StepPlan, index: usize, needed: usize) {
-        while pool.num_free() + pool.num_quarantined() < needed && self.running.len() > index + 1 {
+        while pool.num_free() < needed && self.running.len() > index + 1 {
             let slot = self.running.pop().expect("one is behind the index");
             self.num_preemptions += 1;
             let sequence = self.slots[slot].as_mut().expect("the slot is in use");
-            pool.close(std::mem::take(&mut sequence.blocks));
+            let blocks = std::mem::take(&mut sequence.blocks);
+            let held: Vec<_> = blocks.iter().collect();
+            pool.close(blocks);
+            plan.freed.extend(held.into_iter().filter(|&block| !pool.is_held(block)));
             sequence.epoch += 1;
             sequence.leave_device();
             self.free_state_rows.append(&mut sequence.state_rows);
