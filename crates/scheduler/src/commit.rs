@@ -54,7 +54,8 @@ impl Scheduler {
             let request = sequence.terms.id;
             events.push(Event::PromptLogprobs { request, logprobs: logprobs.collect() });
         }
-        if sequence.epoch == chunk.epoch {
+        // A sequence can't be admitted again before this, so a running one has kept its blocks.
+        if sequence.state == State::Running {
             sequence.num_computed = chunk.tokens.end;
             sequence.keep_prefix(pool);
         }
@@ -178,7 +179,6 @@ impl Sequence {
             num_scheduled: self.num_scheduled,
             num_pending: 0,
             pending_row: 0,
-            epoch: 0,
             blocks: pagedllm_kv::SequenceBlocks::default(),
             hasher: self.hasher.clone(),
             hashes: self.hashes.clone(),

@@ -22,8 +22,7 @@ pub struct StepLimits {
     pub cache_len: usize,
     /// Blocks of the pool.
     pub num_blocks: usize,
-    /// Blocks that the shortest refused sequence, `cache_len + 1` tokens, would take a token;
-    /// only for messages.
+    /// Token slots in a block.
     pub block_size: usize,
 }
 

@@ -53,8 +53,6 @@ pub struct Chunk {
     pub sequence: SequenceId,
     /// Where the scheduler keeps it.
     pub slot: usize,
-    /// How often it had been preempted when this was planned.
-    pub epoch: u32,
     /// Positions of the tokens in the sequence.
     pub tokens: Range<usize>,
     /// If set, the last token is the one that this row of the previous plan draws.

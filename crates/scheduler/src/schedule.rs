@@ -173,7 +173,6 @@ impl Scheduler {
         let chunk = Chunk {
             sequence: sequence.id,
             slot,
-            epoch: sequence.epoch,
             tokens: start..end,
             sampled_by: (is_end && sequence.num_pending > 0).then_some(sequence.pending_row),
             first_row,
@@ -216,7 +215,6 @@ impl Scheduler {
             let held: Vec<_> = blocks.iter().collect();
             pool.close(blocks);
             plan.freed.extend(held.into_iter().filter(|&block| !pool.is_held(block)));
-            sequence.epoch += 1;
             sequence.leave_device();
             self.free_state_rows.append(&mut sequence.state_rows);
             let (request, sequence_id) = (sequence.terms.id, sequence.id);

@@ -147,7 +147,6 @@ impl Scheduler {
             num_scheduled: 0,
             num_pending: 0,
             pending_row: 0,
-            epoch: 0,
             blocks: SequenceBlocks::default(),
             hasher: hashes.hasher,
             hashes: hashes.hashes,
@@ -194,7 +193,11 @@ impl Scheduler {
             match choice {
                 None => self.finish(pool, slot, reason, &mut events),
                 Some(choice) if sequence.num_choices > 1 => {
-                    sequence.early_endings.push((choice, reason));
+                    let is_known = |ending: &(u32, FinishReason)| ending.0 == choice;
+                    let exists = (choice as usize) < sequence.num_choices;
+                    if exists && !sequence.early_endings.iter().any(is_known) {
+                        sequence.early_endings.push((choice, reason));
+                    }
                 }
                 Some(choice) if sequence.choice == choice => {
                     self.finish(pool, slot, reason, &mut events);
@@ -221,7 +224,7 @@ impl Scheduler {
         events
     }
 
-    /// Every request that has not ended, oldest sequence first.
+    /// Every request that has not ended, in order of their names.
     #[must_use]
     pub fn requests(&self) -> Vec<RequestId> {
         let mut requests: Vec<_> = self.requests.keys().copied().collect();

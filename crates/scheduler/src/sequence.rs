@@ -60,8 +60,6 @@ pub struct Sequence {
     pub(crate) num_pending: usize,
     /// Row of the latest plan that draws the pending token.
     pub(crate) pending_row: u32,
-    /// Times preempted.
-    pub(crate) epoch: u32,
     pub(crate) blocks: SequenceBlocks,
     pub(crate) hasher: BlockHasher,
     pub(crate) hashes: Vec<BlockHash>,
