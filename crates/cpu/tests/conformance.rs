@@ -1,5 +1,7 @@
 //! Every verb on every instruction set that this processor has, against the scalar reference.
 
+#![allow(clippy::print_stdout)] // A path that the processor lacks must say so.
+
 use pagedllm_backend::conformance::{Claims, check};
 use pagedllm_core::DType;
 use pagedllm_cpu::{CpuBackend, CpuDType, CpuOptions, Isa};

@@ -6,9 +6,9 @@
 pub mod packed;
 
 use pagedllm_backend::{DeviceError, dequantize};
-use pagedllm_core::{LinearPart, WeightView};
+use pagedllm_core::{LinearPart, WeightFormat, WeightView};
 
-use crate::simd::{FloatRows, Int8Rows, Kernels};
+use crate::simd::{Bf16Rows, FloatRows, Int8Rows, Kernels, ROW_SLACK};
 use crate::threads::{Chunks, Parts, ThreadPool, Tiles};
 use crate::workspace::Buffer;
 use packed::{BLOCK, PANEL, Packed, is_dense};
@@ -38,7 +38,7 @@ pub struct Linear {
     bias: Option<Vec<f32>>,
     /// Outputs at which tasks begin, then all.
     col_starts: Vec<usize>,
-    needs: Needs,
+    dtype: CpuDType,
 }
 
 struct Segment {
@@ -46,11 +46,12 @@ struct Segment {
     packed: Packed,
 }
 
-/// The forms in which a matrix wants its activations.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Needs {
-    float: bool,
-    int8: bool,
+/// The form in which a product takes its activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Float,
+    Bf16,
+    Int8,
 }
 
 impl Linear {
@@ -69,13 +70,8 @@ impl Linear {
         };
         let cols = first.weight.cols;
         let rows: usize = parts.iter().map(|part| part.weight.rows).sum();
-        let mut linear = Self {
-            segments: Vec::new(),
-            cols,
-            bias: None,
-            col_starts: vec![0],
-            needs: Needs::default(),
-        };
+        let mut linear =
+            Self { segments: Vec::new(), cols, bias: None, col_starts: vec![0], dtype };
         let panels_per_task =
             (rows / PANEL / (pool.num_threads() * TASKS_PER_THREAD)).clamp(1, MAX_TASK_PANELS);
         let mut first_output = 0;
@@ -88,9 +84,6 @@ impl Linear {
                 ));
             }
             let packed = Packed::pack(weight, pool)?;
-            let by_int8 = dtype == CpuDType::Fast && !is_dense(weight.format);
-            linear.needs.int8 |= by_int8;
-            linear.needs.float |= !by_int8;
             let starts = (0..weight.rows).step_by(panels_per_task * PANEL).skip(1);
             linear.col_starts.extend(starts.map(|start| first_output + start));
             if let Some(bias) = &part.bias {
@@ -136,6 +129,16 @@ impl Linear {
         segment.packed.row(row - segment.first_output, out);
     }
 
+    /// The form in which `rows` rows are multiplied by weights of `format`.
+    fn form(&self, kernels: &Kernels, format: WeightFormat, rows: usize) -> Form {
+        match self.dtype {
+            CpuDType::Float32 => Form::Float,
+            CpuDType::Fast if !is_dense(format) => Form::Int8,
+            CpuDType::Fast if kernels.takes_bf16(format, rows) => Form::Bf16,
+            CpuDType::Fast => Form::Float,
+        }
+    }
+
     fn segment(&self, output: usize) -> &Segment {
         let after = self.segments.partition_point(|segment| segment.first_output <= output);
         &self.segments[after - 1]
@@ -150,6 +153,7 @@ pub struct Inputs {
     ints: Buffer<i8>,
     scales: Buffer<f32>,
     sums: Buffer<f32>,
+    bf16: Buffer<u16>,
     /// Copies of rows whose length is no multiple of a block.
     padded: Buffer<f32>,
     row_starts: Vec<usize>,
@@ -168,10 +172,12 @@ impl Inputs {
     /// Out of memory.
     pub fn reserve(&mut self, rows: usize, cols: usize) -> Result<(), DeviceError> {
         let cols = cols.next_multiple_of(BLOCK);
-        self.ints = Buffer::new(rows * cols, "8-bit activations")?;
-        self.scales = Buffer::new(rows * cols / BLOCK, "activation scales")?;
-        self.sums = Buffer::new(rows * cols / 16, "activation sums")?;
-        self.padded = Buffer::new(rows * cols, "padded activations")?;
+        let len = (rows + ROW_SLACK) * cols;
+        self.ints = Buffer::new(len, "8-bit activations")?;
+        self.scales = Buffer::new(len / BLOCK, "activation scales")?;
+        self.sums = Buffer::new(len / 16, "activation sums")?;
+        self.bf16 = Buffer::new(len, "bf16 activations")?;
+        self.padded = Buffer::new(len, "padded activations")?;
         self.row_starts.reserve(rows / MAX_TASK_ROWS + 2);
         Ok(())
     }
@@ -197,10 +203,13 @@ impl Inputs {
         if rows == 0 {
             return;
         }
-        self.grow(rows * padded);
+        self.grow((rows + ROW_SLACK) * padded);
         let run = rows_per_task(rows, pool.num_threads());
         let pads = padded != cols;
-        let needs = w.needs;
+        let takes = |form| {
+            w.segments.iter().any(|segment| w.form(kernels, segment.packed.format, rows) == form)
+        };
+        let (takes_int8, takes_bf16) = (takes(Form::Int8), takes(Form::Bf16));
         let parts = (
             (Chunks::new(x, run * cols), extra),
             Chunks::new(&mut self.padded[..rows * padded], run * padded),
@@ -208,9 +217,10 @@ impl Inputs {
                 Chunks::new(&mut self.ints[..rows * padded], run * padded),
                 Chunks::new(&mut self.scales[..rows * padded / BLOCK], run * padded / BLOCK),
                 Chunks::new(&mut self.sums[..rows * padded / 16], run * padded / 16),
+                Chunks::new(&mut self.bf16[..rows * padded], run * padded),
             ),
         );
-        pool.for_parts(parts, |_, ((x, extra), copies, (ints, scales, sums)), _| {
+        pool.for_parts(parts, |_, ((x, extra), copies, (ints, scales, sums, bf16)), _| {
             produce(x, extra);
             if pads {
                 for (x, copy) in x.chunks_exact(cols).zip(copies.chunks_exact_mut(padded)) {
@@ -218,7 +228,10 @@ impl Inputs {
                     copy[cols..].fill(0.0);
                 }
             }
-            if needs.int8 {
+            if takes_bf16 {
+                kernels.round_to_bf16(if pads { copies } else { x }, bf16);
+            }
+            if takes_int8 {
                 // Block formats have whole blocks, so rows of `x` follow one another.
                 kernels.quantize(x, ints, scales, sums);
             }
@@ -229,6 +242,7 @@ impl Inputs {
         self.ints.grow(len);
         self.scales.grow(len / BLOCK);
         self.sums.grow(len / 16);
+        self.bf16.grow(len);
         self.padded.grow(len);
     }
 
@@ -249,6 +263,7 @@ impl Inputs {
         let float = FloatRows { data: float, stride: self.cols };
         let int8 =
             Int8Rows { ints: &self.ints, scales: &self.scales, sums: &self.sums, cols: self.cols };
+        let bf16 = Bf16Rows { data: &self.bf16, stride: self.cols };
         let tiles =
             Tiles::new(&mut out[..self.rows * w.rows()], w.rows(), &self.row_starts, &w.col_starts);
         pool.for_parts(tiles, |_, mut tile, scratch| {
@@ -258,12 +273,18 @@ impl Inputs {
                 let output = tile.first_col + col;
                 let panel = segment.packed.panel((output - segment.first_output) / PANEL);
                 let window = tile.window(0, rows, col, PANEL.min(cols - col));
-                if w.needs.int8 && !is_dense(panel.format) {
-                    kernels.rows_int8(&panel, int8.from(first_row), window, &mut scratch.tile);
-                } else {
-                    let x = FloatRows { data: &float.data[first_row * float.stride..], ..float };
-                    let scratch = [&mut scratch.panel, &mut scratch.tile];
-                    kernels.rows_float(&panel, x, window, scratch);
+                let scratch = [&mut scratch.panel, &mut scratch.tile];
+                match w.form(kernels, panel.format, self.rows) {
+                    Form::Int8 => {
+                        kernels.rows_int8(&panel, int8.from(first_row), window, scratch);
+                    }
+                    Form::Bf16 => {
+                        kernels.rows_bf16(&panel, bf16.from(first_row), window, scratch);
+                    }
+                    Form::Float => {
+                        let data = &float.data[first_row * float.stride..];
+                        kernels.rows_float(&panel, FloatRows { data, ..float }, window, scratch);
+                    }
                 }
             }
             if let Some(bias) = &w.bias {
@@ -277,9 +298,8 @@ impl Inputs {
 }
 
 #[cfg(test)]
+#[allow(clippy::print_stdout)] // A path that the processor lacks must say so.
 mod tests {
-    use pagedllm_core::WeightFormat;
-
     use super::*;
     use crate::simd::Isa;
     use crate::testing::{Random, random_weight};

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use pagedllm_core::WeightFormat;
 
-use super::{CHUNK, FloatRows, Int8Rows, Isa, Kernels, elementwise, for_format};
+use super::{CHUNK, FloatRows, Int8Rows, Isa, Kernels, elementwise};
 use crate::linear::packed::{BLOCK, PANEL, Panel, bits, int_bytes, is_dense, offset, scale_entry};
 use crate::workspace::Buffer;
 
@@ -16,6 +16,7 @@ pub const KERNELS: Kernels = Kernels {
     isa: Isa::Avx2,
     rows_float,
     rows_int8,
+    rows_bf16: None,
     gemm,
     widen,
     elementwise: elementwise::table!(#[target_feature(enable = "avx2,fma,f16c")]),
@@ -274,6 +275,7 @@ unsafe fn int8_tile<const F: usize, const R: usize>(
         unsafe {
             let ints = panel.ints.as_ptr().add(block * bytes);
             let dots = dot_block::<F, R>(ints, x.ints.as_ptr().add(block * BLOCK), x.cols);
+            #[allow(clippy::needless_range_loop)] // It indexes one half of each row's dots.
             for half in 0..halves {
                 let (scales, minima) = load_scales::<F>(panel.scales.as_ptr(), block, half);
                 for row in 0..R {
@@ -337,7 +339,13 @@ unsafe fn int8_rows<const F: usize>(
     }
 }
 
-unsafe fn rows_int8(panel: &Panel<'_>, x: Int8Rows<'_>, rows: usize, c: (*mut f32, usize)) {
+unsafe fn rows_int8(
+    panel: &Panel<'_>,
+    x: Int8Rows<'_>,
+    rows: usize,
+    c: (*mut f32, usize),
+    _scratch: &mut Buffer<f32>,
+) {
     // SAFETY: the caller's.
     unsafe { for_format!(panel.format, F => int8_rows::<F>(panel, x, rows, c)) }
 }

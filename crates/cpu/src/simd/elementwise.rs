@@ -6,10 +6,13 @@ use pagedllm_backend::Activation;
 /// Lanes of the accumulators: two AVX2 registers, one of AVX-512.
 const LANES: usize = 16;
 
+type Quantize = unsafe fn(&[f32], &mut [i8], &mut [f32], &mut [f32]);
+
 /// One entry for each loop; see the methods of `Kernels` for their meaning.
 #[derive(Clone, Copy)]
 pub struct Table {
-    pub quantize: unsafe fn(&[f32], &mut [i8], &mut [f32], &mut [f32]),
+    pub quantize: Quantize,
+    pub round_to_bf16: unsafe fn(&[f32], &mut [u16]),
     pub normalize: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     pub add: unsafe fn(&[f32], &mut [f32]),
     pub gate: unsafe fn(Activation, &[f32], &[f32], &mut [f32]),
@@ -28,6 +31,10 @@ macro_rules! table {
         $(#[$feature])*
         unsafe fn quantize(x: &[f32], q: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {
             plain::quantize(x, q, scales, sums);
+        }
+        $(#[$feature])*
+        unsafe fn round_to_bf16(x: &[f32], out: &mut [u16]) {
+            plain::round_to_bf16(x, out);
         }
         $(#[$feature])*
         unsafe fn normalize(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
@@ -61,7 +68,18 @@ macro_rules! table {
         unsafe fn argmax(x: &[f32]) -> Option<usize> {
             plain::argmax(x)
         }
-        plain::Table { quantize, normalize, add, gate, scale, soft_cap, max, exp_sum, argmax }
+        plain::Table {
+            quantize,
+            round_to_bf16,
+            normalize,
+            add,
+            gate,
+            scale,
+            soft_cap,
+            max,
+            exp_sum,
+            argmax,
+        }
     }};
 }
 pub(super) use table;
@@ -124,6 +142,16 @@ pub fn quantize(x: &[f32], ints: &mut [i8], scales: &mut [f32], sums: &mut [f32]
             }
             *sum = *scale * total as f32;
         }
+    }
+}
+
+#[inline(always)]
+pub fn round_to_bf16(x: &[f32], out: &mut [u16]) {
+    for (out, x) in out.iter_mut().zip(x) {
+        let bits = x.to_bits();
+        let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+        // Rounding could turn a NaN into an infinity.
+        *out = if x.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded };
     }
 }
 

@@ -4,8 +4,6 @@
 //! for an instruction set that this processor has, which is what makes those calls sound.
 #![allow(unsafe_code)] // Intrinsics, and function pointers compiled for more than the baseline.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
 /// Calls an expression with `F` as the constant index of a format in `WeightFormat::ALL`.
 macro_rules! for_format {
     ($format:expr, $name:ident => $call:expr) => {
@@ -21,8 +19,12 @@ macro_rules! for_format {
         }
     };
 }
-use for_format;
-
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod elementwise;
 mod scalar;
 
@@ -45,13 +47,20 @@ pub enum Isa {
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// AVX-512 F, BW, VL, DQ and VNNI.
+    Avx512,
+    /// Those and BF16.
+    Avx512Bf16,
+    /// Those, and tiles of bf16 and int8.
+    Amx,
 }
 
 impl Isa {
     /// All of them, least first.
-    pub const ALL: [Self; 2] = [Self::Portable, Self::Avx2];
+    pub const ALL: [Self; 5] =
+        [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
-    /// Whether this processor has it.
+    /// Whether this processor has it, and the system lets this process use it.
     #[must_use]
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
@@ -60,6 +69,16 @@ impl Isa {
             match self {
                 Self::Portable => true,
                 Self::Avx2 => has!("avx2") && has!("fma") && has!("f16c"),
+                Self::Avx512 => {
+                    Self::Avx2.is_available()
+                        && has!("avx512f")
+                        && has!("avx512bw")
+                        && has!("avx512vl")
+                        && has!("avx512dq")
+                        && has!("avx512vnni")
+                }
+                Self::Avx512Bf16 => Self::Avx512.is_available() && has!("avx512bf16"),
+                Self::Amx => Self::Avx512Bf16.is_available() && amx::is_available(),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -80,6 +99,9 @@ impl fmt::Display for Isa {
         f.write_str(match self {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Avx512Bf16 => "avx512-bf16",
+            Self::Amx => "amx",
         })
     }
 }
@@ -119,9 +141,32 @@ pub struct FloatRows<'a> {
     pub stride: usize,
 }
 
+/// Activations in bf16, `stride` elements from row to row, zero beyond the matrix's inputs.
+#[derive(Clone, Copy)]
+pub struct Bf16Rows<'a> {
+    /// The elements, and [`ROW_SLACK`] rows more.
+    pub data: &'a [u16],
+    /// From one row to the next; the panel's columns.
+    pub stride: usize,
+}
+
+impl Bf16Rows<'_> {
+    /// Rows from `row`.
+    #[must_use]
+    pub fn from(self, row: usize) -> Self {
+        Self { data: &self.data[row * self.stride..], stride: self.stride }
+    }
+}
+
+/// Rows of any content that follow the rounded activations, because tiles are loaded whole.
+pub const ROW_SLACK: usize = 16;
+
 type RowsFloat =
     unsafe fn(&Panel<'_>, FloatRows<'_>, usize, (*mut f32, usize), scratch: &mut Buffer<f32>);
-type RowsInt8 = unsafe fn(&Panel<'_>, Int8Rows<'_>, usize, (*mut f32, usize));
+type RowsInt8 =
+    unsafe fn(&Panel<'_>, Int8Rows<'_>, usize, (*mut f32, usize), scratch: &mut Buffer<f32>);
+type RowsBf16 =
+    unsafe fn(&Panel<'_>, Bf16Rows<'_>, usize, (*mut f32, usize), scratch: &mut Buffer<f32>);
 /// `(a, lda), rows, panel, k, (c, ldc), adds`.
 type Gemm = unsafe fn((*const f32, usize), usize, *const f32, usize, (*mut f32, usize), adds: bool);
 
@@ -131,6 +176,7 @@ pub struct Kernels {
     isa: Isa,
     rows_float: RowsFloat,
     rows_int8: RowsInt8,
+    rows_bf16: Option<RowsBf16>,
     gemm: Gemm,
     widen: unsafe fn(WeightFormat, &[u8], &mut [f32]),
     elementwise: elementwise::Table,
@@ -147,6 +193,12 @@ impl Kernels {
             Isa::Portable => scalar::KERNELS,
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => avx2::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => avx512::KERNELS_BF16,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => amx::KERNELS,
             #[cfg(not(target_arch = "x86_64"))]
             _ => scalar::KERNELS,
         })
@@ -181,14 +233,50 @@ impl Kernels {
         panel: &Panel<'_>,
         x: Int8Rows<'_>,
         mut tile: TileMut<'_>,
-        tile_scratch: &mut Buffer<f32>,
+        [panel_scratch, tile_scratch]: [&mut Buffer<f32>; 2],
     ) {
         let rows = tile.rows;
-        assert!(panel.cols == x.cols && x.ints.len() >= rows * x.cols, "activations");
+        let enough = x.ints.len() >= (rows + ROW_SLACK) * x.cols;
+        assert!(panel.cols == x.cols && enough, "activations");
         assert!(x.scales.len() >= rows * x.cols / BLOCK && x.sums.len() >= rows * x.cols / 16);
         through_full_tile(&mut tile, tile_scratch, |c| {
             // SAFETY: as in `rows_float`.
-            unsafe { (self.rows_int8)(panel, x, rows, c) };
+            unsafe { (self.rows_int8)(panel, x, rows, c, panel_scratch) };
+        });
+    }
+
+    /// Whether `rows` rows by a dense matrix go through [`rows_bf16`](Self::rows_bf16).
+    #[must_use]
+    pub fn takes_bf16(&self, format: WeightFormat, rows: usize) -> bool {
+        /// Fewer rows are bound by reading weights, and f32 activations are more exact.
+        const MIN_ROWS: usize = 4;
+        rows >= MIN_ROWS
+            && match self.isa {
+                Isa::Avx512Bf16 => format == WeightFormat::BF16,
+                Isa::Amx => matches!(format, WeightFormat::BF16 | WeightFormat::F16),
+                Isa::Portable | Isa::Avx2 | Isa::Avx512 => false,
+            }
+    }
+
+    /// `x · panelᵀ` into a tile of up to 16 columns, with bf16 activations and f32 sums.
+    ///
+    /// # Panics
+    /// Where [`takes_bf16`](Self::takes_bf16) says no.
+    pub fn rows_bf16(
+        &self,
+        panel: &Panel<'_>,
+        x: Bf16Rows<'_>,
+        mut tile: TileMut<'_>,
+        [panel_scratch, tile_scratch]: [&mut Buffer<f32>; 2],
+    ) {
+        let rows = tile.rows;
+        let enough = x.data.len() >= (rows + ROW_SLACK) * x.stride;
+        assert!(panel.cols == x.stride && enough, "activations");
+        assert!(self.takes_bf16(panel.format, usize::MAX), "a format that bf16 products are for");
+        let kernel = self.rows_bf16.expect("present where bf16 is taken");
+        through_full_tile(&mut tile, tile_scratch, |c| {
+            // SAFETY: as in `rows_float`.
+            unsafe { kernel(panel, x, rows, c, panel_scratch) };
         });
     }
 
@@ -235,24 +323,17 @@ fn through_full_tile(
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn format_indices_are_those_of_the_list() {
-        for (index, format) in WeightFormat::ALL.into_iter().enumerate() {
-            assert_eq!(for_format!(format, F => F), index);
-        }
-    }
-}
-
 /// The safe face of the elementwise loops.
 impl Kernels {
     /// Rounds `x` to 8 bits; a scale for each 32 and a sum for each 16 elements.
     pub fn quantize(&self, x: &[f32], ints: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {
         // SAFETY: the processor has the instruction set; so for all below.
         unsafe { (self.elementwise.quantize)(x, ints, scales, sums) }
+    }
+    /// Rounds `x` to bf16, to nearest even.
+    pub fn round_to_bf16(&self, x: &[f32], out: &mut [u16]) {
+        // SAFETY: the processor has the instruction set; so for all below.
+        unsafe { (self.elementwise.round_to_bf16)(x, out) }
     }
     /// `out = x / rms(x) ∘ gain`.
     pub fn normalize(&self, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
@@ -293,5 +374,17 @@ impl Kernels {
     pub fn argmax(&self, x: &[f32]) -> Option<usize> {
         // SAFETY: as above.
         unsafe { (self.elementwise.argmax)(x) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn format_indices_are_those_of_the_list() {
+        for (index, format) in WeightFormat::ALL.into_iter().enumerate() {
+            assert_eq!(for_format!(format, F => F), index);
+        }
     }
 }

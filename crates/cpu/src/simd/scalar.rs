@@ -12,6 +12,7 @@ pub const KERNELS: Kernels = Kernels {
     isa: Isa::Portable,
     rows_float,
     rows_int8,
+    rows_bf16: None,
     gemm,
     widen,
     elementwise: elementwise::table!(),
@@ -160,7 +161,13 @@ unsafe fn rows_float(
 
 /// # Safety
 /// `c` has `rows` rows of 16.
-unsafe fn rows_int8(panel: &Panel<'_>, x: Int8Rows<'_>, rows: usize, c: (*mut f32, usize)) {
+unsafe fn rows_int8(
+    panel: &Panel<'_>,
+    x: Int8Rows<'_>,
+    rows: usize,
+    c: (*mut f32, usize),
+    _scratch: &mut Buffer<f32>,
+) {
     let bytes = int_bytes(panel.format);
     let mut ints = [0; BLOCK * PANEL];
     for block in 0..panel.cols / BLOCK {
