@@ -12,7 +12,7 @@ use crate::shell::{command, run as run_command};
 
 const PORT: u16 = 8765;
 const START_LIMIT: Duration = Duration::from_secs(60);
-const QUESTION: &str = "What is the capital of France? Answer in one sentence.";
+const QUESTION: &str = "What is gravity?";
 
 /// Builds, fetches, serves, asks, and shows the answer as it comes.
 pub fn run() -> Result<()> {

@@ -9,12 +9,14 @@ use crate::shell::{command, run as run_command};
 pub fn run() -> Result<()> {
     let model = models::smollm2()?;
     let folder = models::folder()?;
-    run_command(command("cargo test --workspace --profile checked").env("PAGEDLLM_MODELS", &folder))?;
+    run_command(
+        command("cargo test --workspace --profile checked").env("PAGEDLLM_MODELS", &folder),
+    )?;
     simulate("1000")?;
-    run_command(&mut command("cargo build --release --package pagedllm-cli"))?;
+    run_command(&mut command("cargo build --profile checked --package pagedllm-cli"))?;
     run_command(
         command("bash tests/clients/run.sh --quick")
-            .env("PAGEDLLM_BIN", "target/release/pagedllm")
+            .env("PAGEDLLM_BIN", "target/checked/pagedllm")
             .env("MODEL_PATH", &model),
     )
 }
