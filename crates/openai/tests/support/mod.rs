@@ -22,8 +22,8 @@ pub const EOS: TokenId = 1;
 /// A prompt that ends with this text makes the logits of its first token NaN.
 pub const POISON: &str = "~";
 
-/// The token after `last` at `position`: any but the special ones.
-fn next_token(draw: &Draw, last: TokenId) -> TokenId {
+/// The token after `last`: any but the special ones and the poison.
+fn next_token(draw: &Draw, last: TokenId, poison: TokenId) -> TokenId {
     let favoured = draw.logit_bias.iter().find(|(_, bias)| *bias >= 100.0);
     if let Some((token, _)) = favoured.filter(|(token, _)| !draw.banned.contains(token)) {
         return *token;
@@ -35,7 +35,7 @@ fn next_token(draw: &Draw, last: TokenId) -> TokenId {
     }
     loop {
         let token = 4 + (state % (VOCAB_SIZE as u64 - 4)) as TokenId;
-        if !draw.banned.contains(&token) {
+        if token != poison && !draw.banned.contains(&token) {
             return token;
         }
         state += 1;
@@ -84,7 +84,7 @@ impl Executor for Formula {
                     let fault = Some(RowFault::NotANumber);
                     return RowOutput { fault, ..RowOutput::default() };
                 }
-                RowTask::Draw(draw) => next_token(draw, last),
+                RowTask::Draw(draw) => next_token(draw, last, self.poison),
             };
             let logprobs = row.num_logprobs.map(|count| vec![logprobs(token, count)]);
             RowOutput { tokens: vec![token], logprobs, fault: None }
