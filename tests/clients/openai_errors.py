@@ -25,7 +25,7 @@ def main() -> None:
 
     missing = rejected(openai.NotFoundError, complete, model="no-such-model", prompt="x")
     assert "no-such-model" in missing.body["message"], missing.body
-    for name, value in [("temperature", -1), ("temperature", 2.5), ("top_p", 0), ("top_p", 1.5),
+    for name, value in [("temperature", -1), ("temperature", 2.5), ("top_p", -0.1), ("top_p", 1.5),
                         ("n", 0), ("max_tokens", -5), ("presence_penalty", 3),
                         ("frequency_penalty", -3), ("stop", [""]), ("logprobs", 1000)]:
         error = rejected(bad, complete, model=MODEL, prompt="x", **{name: value})

@@ -238,6 +238,7 @@ impl StepLoop {
         if self.in_flight.is_empty() {
             self.unblock();
             self.flush();
+            self.publish_gauges();
             return Ok(if self.is_idle() { Progress::Idle } else { Progress::Advanced });
         }
         self.land()?;
@@ -305,19 +306,25 @@ impl StepLoop {
         lock(&self.stats).corrupted_requests_total += num_faulty(&events);
         self.emit(events);
         self.sample_next();
-        let block_size = self.pool.shape().block_size();
-        let pool = self.pool.stats();
         self.host_time += (self.clock)().saturating_duration_since(done);
+        self.publish_gauges();
+        let block_size = self.pool.shape().block_size();
+        let mut stats = lock(&self.stats);
+        stats.preemptions_total = self.scheduler.num_preemptions();
+        stats.slots_allocated_total += (stats.num_blocks_used * block_size) as u64;
+        stats.slots_wasted_total += self.scheduler.num_wasted_slots(block_size) as u64;
+        stats.host_step_seconds.record(self.host_time.as_secs_f64());
+        Ok(())
+    }
+
+    /// What runs, waits and is held now; also after a cancel that left nothing to compute.
+    fn publish_gauges(&mut self) {
+        let pool = self.pool.stats();
         let mut stats = lock(&self.stats);
         stats.num_running = self.scheduler.num_running();
         stats.num_waiting = self.scheduler.num_waiting();
         stats.num_blocks_used = pool.used;
         stats.num_blocks_cached = pool.cached;
-        stats.preemptions_total = self.scheduler.num_preemptions();
-        stats.slots_allocated_total += (pool.used * block_size) as u64;
-        stats.slots_wasted_total += self.scheduler.num_wasted_slots(block_size) as u64;
-        stats.host_step_seconds.record(self.host_time.as_secs_f64());
-        Ok(())
     }
 
     /// The step in flight, if it waited for the tokens of the one that was just committed.

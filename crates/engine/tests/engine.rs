@@ -280,6 +280,24 @@ fn dropping_a_stream_or_a_receiver_cancels() {
 }
 
 #[test]
+fn gauges_come_to_rest_after_the_last_request_is_cancelled() {
+    let (executor, gate) = gated();
+    let engine = Engine::spawn(executor, EngineConfig::default());
+    drop(gate);
+    let mut stream = engine.stream(Request::new(vec![1], params(4000))).expect("room");
+    assert!(stream.next().is_some());
+    drop(stream);
+    let start = std::time::Instant::now();
+    let at_rest = |stats: pagedllm_engine::EngineStats| {
+        stats.num_running == 0 && stats.num_blocks_used == 0 && stats.finished_total.abort == 1
+    };
+    while !at_rest(engine.stats()) {
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", engine.stats());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn a_stop_string_ends_one_choice() {
     let (executor, gate) = gated();
     let engine = Engine::spawn(executor, EngineConfig::default());
