@@ -84,13 +84,70 @@ pub fn open(
             ),
         });
     }
-    if options.device == Device::Cuda {
-        return Err(OpenError::Option {
-            option: "device",
-            message: "this build has no CUDA backend; use cpu".into(),
-        });
+    match options.device {
+        Device::Cpu => open_cpu(checkpoint, options, progress),
+        Device::Cuda => open_cuda(checkpoint, options, progress),
+        Device::Auto if !pagedllm_cuda::available() => open_cpu(checkpoint, options, progress),
+        Device::Auto => match open_cuda(checkpoint, options, progress) {
+            Err(
+                OpenError::Device(DeviceError::Unsupported(reason))
+                | OpenError::Load(LoadError::Device(DeviceError::Unsupported(reason))),
+            ) => {
+                tracing::warn!(reason, "the GPU can't run this model; it runs on the CPU");
+                open_cpu(checkpoint, options, progress)
+            }
+            opened => opened,
+        },
     }
-    open_cpu(checkpoint, options, progress)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_cuda(
+    _checkpoint: &Checkpoint,
+    _options: &ExecutorOptions,
+    _progress: &mut dyn FnMut(LoadProgress) -> bool,
+) -> Result<Opened, OpenError> {
+    Err(OpenError::Option {
+        option: "device",
+        message: "this program was built without the feature cuda; use cpu".into(),
+    })
+}
+
+#[cfg(feature = "cuda")]
+fn open_cuda(
+    checkpoint: &Checkpoint,
+    options: &ExecutorOptions,
+    progress: &mut dyn FnMut(LoadProgress) -> bool,
+) -> Result<Opened, OpenError> {
+    let dtype = match options.dtype {
+        ModelDType::Auto => match checkpoint.config().dtype {
+            DType::F16 => DType::F16,
+            _ => DType::BF16,
+        },
+        ModelDType::Float16 => DType::F16,
+        ModelDType::BFloat16 => DType::BF16,
+        ModelDType::Float32 => DType::F32,
+    };
+    let kv_dtype = match options.kv_cache_dtype {
+        KvCacheDType::Auto => dtype,
+        KvCacheDType::Float16 => DType::F16,
+        KvCacheDType::BFloat16 => DType::BF16,
+        KvCacheDType::Float32 => DType::F32,
+        KvCacheDType::Fp8 => DType::Fp8E4M3,
+    };
+    let cuda_options = pagedllm_cuda::CudaOptions {
+        dtype,
+        kv_dtype,
+        enforce_eager: options.enforce_eager,
+        ..pagedllm_cuda::CudaOptions::default()
+    };
+    let backend = pagedllm_cuda::CudaBackend::new(cuda_options)?;
+    let before = backend.free_bytes();
+    let reserve = (before as f64 * f64::from(1.0 - options.gpu_memory_utilization)) as u64;
+    let placement =
+        Placement { device: format!("cuda, {dtype}"), kv_dtype, max_steps_in_flight: 2 };
+    let kv_bytes = move |free: u64| free.saturating_sub(reserve);
+    open_on(backend, placement, checkpoint, options, kv_bytes, progress)
 }
 
 fn open_cpu(
