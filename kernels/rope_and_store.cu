@@ -1,6 +1,6 @@
 // Norms (where the layer has them) and rotates q and k in place, and stores k and v in the cache.
-// blockIdx.x is the token; each warp takes one head after the other. A head is at most 256 wide
-// and stays in the registers of its warp.
+// blockIdx.x is the token; each warp takes one head, and blockIdx.y continues over the heads. A
+// head is at most 256 wide and even; a lane holds up to four pairs of elements that turn together.
 //
 // A cache plane is [blocks, kv_heads, block_size, dim], so the tokens of one head in one block lie
 // together. The slot UNUSED marks padding rows, which store nothing.
@@ -8,7 +8,7 @@
 #include "include/pagedllm/types.cuh"
 
 constexpr uint32_t UNUSED = 0xffffffffu;
-constexpr int MAX_DIM = 256;
+constexpr int PAIRS = 4; // of a lane
 
 // The cosine and sine of each position and pair, [positions, half].
 extern "C" __global__ void rope_table(const float *inv_freq /* [half] */, float2 *table, uint32_t half,
@@ -26,74 +26,71 @@ __device__ void rope_and_store(T *qkv /* [T, (heads + 2 kv_heads) dim] */, const
                                const float *q_gain /* [dim] or null */, const float *k_gain /* [dim] or null */,
                                KV *keys, KV *values, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t half,
                                uint32_t block_size, float eps) {
+    const uint32_t token = blockIdx.x, lane = threadIdx.x & 31;
+    const uint32_t head = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
     let_next_start();
     wait_for_inputs();
-    const uint32_t token = blockIdx.x, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
-    const uint32_t slot = slots[token];
-    const float2 *angles = half ? table + size_t(positions[token]) * half : nullptr;
-    for (uint32_t head = threadIdx.x >> 5; head < heads + 2 * kv_heads; head += warps) {
-        T *x = qkv + (size_t(token) * (heads + 2 * kv_heads) + head) * dim;
-        const bool is_query = head < heads, is_value = head >= heads + kv_heads;
-        float kept[MAX_DIM / 32];
+    if (head >= heads + 2 * kv_heads) return;
+    const uint32_t slot = slots[token], position = positions[token];
+    T *x = qkv + (size_t(token) * (heads + 2 * kv_heads) + head) * dim;
+    const bool is_query = head < heads, is_value = head >= heads + kv_heads;
+
+    // Pair p < half is (p, p + half); what does not turn is paired with its neighbour.
+    float first[PAIRS], second[PAIRS];
+    uint32_t at[PAIRS], other[PAIRS];
 #pragma unroll
-        for (int k = 0; k < MAX_DIM / 32; k++) {
-            const uint32_t i = k * 32 + lane;
-            kept[k] = i < dim ? to_float(x[i]) : 0.f;
+    for (int k = 0; k < PAIRS; k++) {
+        const uint32_t pair = k * 32 + lane;
+        at[k] = pair < half ? pair : pair * 2;
+        other[k] = pair < half ? pair + half : pair * 2 + 1;
+        const bool real = pair < dim / 2;
+        first[k] = real ? to_float(x[at[k]]) : 0.f;
+        second[k] = real ? to_float(x[other[k]]) : 0.f;
+    }
+    const float *gain = is_query ? q_gain : k_gain;
+    if (!is_value && gain) {
+        float squares = 0;
+#pragma unroll
+        for (int k = 0; k < PAIRS; k++) squares += first[k] * first[k] + second[k] * second[k];
+        const float factor = rsqrtf(warp_reduce(squares, Sum()) / dim + eps);
+#pragma unroll
+        for (int k = 0; k < PAIRS; k++) {
+            if (k * 32 + lane >= dim / 2) continue;
+            first[k] *= factor * gain[at[k]];
+            second[k] *= factor * gain[other[k]];
         }
-        const float *gain = is_query ? q_gain : k_gain;
-        if (!is_value && gain) {
-            float squares = 0;
+    }
+    if (!is_value) {
+        const float2 *angles = table + size_t(position) * half;
 #pragma unroll
-            for (int k = 0; k < MAX_DIM / 32; k++) squares += kept[k] * kept[k];
-            const float factor = rsqrtf(warp_reduce(squares, Sum()) / dim + eps);
-#pragma unroll
-            for (int k = 0; k < MAX_DIM / 32; k++) {
-                const uint32_t i = k * 32 + lane;
-                if (i < dim) kept[k] *= factor * gain[i];
-            }
+        for (int k = 0; k < PAIRS; k++) {
+            const uint32_t pair = k * 32 + lane;
+            if (pair >= half) continue;
+            const float2 angle = angles[pair];
+            const float a = first[k], b = second[k];
+            first[k] = a * angle.x - b * angle.y;
+            second[k] = b * angle.x + a * angle.y;
         }
-        if (!is_value && half) {
-            // The partner of element i is `half` away: another register of the lane or of the
-            // lane that holds it, found by a shuffle for every register pair.
-            float turned[MAX_DIM / 32];
+    }
+    KV *cache = is_value ? values : keys;
+    const uint32_t kv_head = is_value ? head - heads - kv_heads : head - heads;
+    const size_t place = ((size_t(slot / block_size) * kv_heads + kv_head) * block_size + slot % block_size) * dim;
 #pragma unroll
-            for (int k = 0; k < MAX_DIM / 32; k++) {
-                turned[k] = kept[k];
-                const uint32_t i = k * 32 + lane;
-                const uint32_t partner = i < half ? i + half : (i < 2 * half ? i - half : i);
-                float other = 0;
-#pragma unroll
-                for (int from = 0; from < MAX_DIM / 32; from++) {
-                    const float candidate = __shfl_sync(0xffffffffu, kept[from], partner & 31);
-                    if (from == int(partner >> 5)) other = candidate;
-                }
-                if (i < half) {
-                    const float2 angle = angles[i];
-                    turned[k] = kept[k] * angle.x - other * angle.y;
-                } else if (i < 2 * half) {
-                    const float2 angle = angles[i - half];
-                    turned[k] = kept[k] * angle.x + other * angle.y;
-                }
-            }
-#pragma unroll
-            for (int k = 0; k < MAX_DIM / 32; k++) kept[k] = turned[k];
+    for (int k = 0; k < PAIRS; k++) {
+        if (k * 32 + lane >= dim / 2) continue;
+        if (!is_value) {
+            x[at[k]] = from_float<T>(first[k]);
+            x[other[k]] = from_float<T>(second[k]);
         }
-        KV *cache = is_value ? values : keys;
-        const uint32_t kv_head = is_value ? head - heads - kv_heads : head - heads;
-        const size_t place = ((size_t(slot / block_size) * kv_heads + kv_head) * block_size + slot % block_size) * dim;
-#pragma unroll
-        for (int k = 0; k < MAX_DIM / 32; k++) {
-            const uint32_t i = k * 32 + lane;
-            if (i < dim) {
-                if (!is_value) x[i] = from_float<T>(kept[k]);
-                if (!is_query && slot != UNUSED) cache[place + i] = from_float<KV>(kept[k]);
-            }
+        if (!is_query && slot != UNUSED) {
+            cache[place + at[k]] = from_float<KV>(first[k]);
+            cache[place + other[k]] = from_float<KV>(second[k]);
         }
     }
 }
 
 #define INSTANCE(name, T, KV)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(512) rope_and_store_##name(                                       \
+    extern "C" __global__ void __launch_bounds__(256) rope_and_store_##name(                                       \
         T *qkv, const uint32_t *positions, const uint32_t *slots, const float2 *table, const float *q_gain,        \
         const float *k_gain, KV *keys, KV *values, uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t half, \
         uint32_t block_size, float eps) {                                                                          \

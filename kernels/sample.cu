@@ -177,6 +177,22 @@ struct Weigher {
     }
 };
 
+// Calls `visit(logit, token)` for the block's share of a row: every thread has several loads on
+// their way before it uses the first.
+template <class Visit> __device__ __forceinline__ void for_each(const float *row, uint32_t vocab, Visit visit) {
+    constexpr int BATCH = 8;
+    for (uint32_t i = threadIdx.x; i < vocab; i += BATCH * blockDim.x) {
+        float x[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            const uint32_t at = i + k * blockDim.x;
+            x[k] = at < vocab ? row[at] : -INFINITY;
+        }
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) visit(x[k], i + k * blockDim.x);
+    }
+}
+
 __device__ __forceinline__ unsigned long long warp_inclusive(unsigned long long x) {
     const uint32_t lane = threadIdx.x & 31;
 #pragma unroll
@@ -211,10 +227,9 @@ __device__ Filter select(const float *row, uint32_t vocab, const Weigher &weigh,
         __syncthreads();
         uint32_t last_count = 0;
         unsigned long long last_weight = 0;
-        for (uint32_t i = threadIdx.x; i < vocab; i += blockDim.x) {
-            const float x = row[i];
+        for_each(row, vocab, [&](float x, uint32_t) {
             const uint32_t key = key_of(x), distance = base - key;
-            if (x == -INFINITY || key > base || key < floor || distance >= limit) continue;
+            if (x == -INFINITY || key > base || key < floor || distance >= limit) return;
             const uint32_t bin = distance >> shift;
             // Most of the vocabulary is far below: count that in registers.
             if (bin >= BINS - 1) {
@@ -225,7 +240,7 @@ __device__ Filter select(const float *row, uint32_t vocab, const Weigher &weigh,
             } else {
                 atomicAdd(&shared.counts[bin], 1u);
             }
-        }
+        });
         if (BY_WEIGHT && last_weight) atomicAdd(&shared.weights[BINS - 1], last_weight);
         if (!BY_WEIGHT && last_count) atomicAdd(&shared.counts[BINS - 1], last_count);
         if (threadIdx.x == 0) shared.found = BINS;
@@ -272,13 +287,19 @@ __device__ uint32_t draw(const float *row, uint32_t begin, uint32_t end, const W
     const unsigned long long least = static_cast<unsigned long long>(double(min_p) * 1099511627776.0);
     unsigned long long sum = 0;
     uint32_t ties = 0;
-    for (uint32_t i = from + lane; i < to; i += 32) {
-        const float x = row[i];
-        const uint32_t key = key_of(x);
-        if (key == filter.key) ties++;
-        if (key > filter.key && x > -INFINITY) {
-            const unsigned long long w = weigh(x);
-            if (w >= least) sum += w;
+    constexpr int BATCH = 8;
+    for (uint32_t i = from + lane; i < to; i += 32 * BATCH) {
+        float x[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) x[k] = i + k * 32 < to ? row[i + k * 32] : -INFINITY;
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            const uint32_t key = key_of(x[k]);
+            if (key == filter.key) ties++;
+            if (key > filter.key && x[k] > -INFINITY) {
+                const unsigned long long w = weigh(x[k]);
+                if (w >= least) sum += w;
+            }
         }
     }
     sum = warp_reduce(sum, Sum());
@@ -365,11 +386,11 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS)
                 // The weight of what top_k kept.
                 unsigned long long sum = 0;
                 uint32_t ties = 0;
-                for (uint32_t i = threadIdx.x; i < vocab; i += blockDim.x) {
-                    const uint32_t key = key_of(x[i]);
-                    if (key > filter.key && x[i] > -INFINITY) sum += weigh(x[i]);
+                for_each(x, vocab, [&](float logit, uint32_t) {
+                    const uint32_t key = key_of(logit);
+                    if (key > filter.key && logit > -INFINITY) sum += weigh(logit);
                     ties += filter.key && key == filter.key;
-                }
+                });
                 sum = block_reduce(sum, Sum(), 0ull, shared.scan);
                 ties = block_reduce(ties, Sum(), 0u, shared.ties);
                 if (filter.key) sum += min(ties, filter.ties) * weigh(value_of(filter.key));

@@ -25,26 +25,58 @@ template <int D> struct Shared {
     static_assert(RING >= ROWS * D * 4, "a warp's ring holds its result at the end");
 };
 
+// Loads the 16 positions from `begin` on. Where blocks are whole multiples of a tile, the tile
+// lies in one block and its bytes are contiguous.
 template <class T, int D>
 __device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32_t *table, uint32_t kv_head,
-                                          uint32_t begin, uint32_t end, uint32_t stage) {
+                                          uint32_t begin, uint32_t first, uint32_t end, uint32_t stage) {
     const uint32_t lane = threadIdx.x & 31;
     constexpr int CHUNKS = D / 8;
     const T *keys = static_cast<const T *>(p.keys), *values = static_cast<const T *>(p.values);
+    const bool in_one_block = p.block_size % TILE == 0;
+    size_t base = 0;
+    if (in_one_block)
+        base = ((size_t(table[begin / p.block_size]) * p.kv_heads + kv_head) * p.block_size + begin % p.block_size) * D;
 #pragma unroll
     for (int c = 0; c < TILE * CHUNKS / 32; c++) {
         const uint32_t index = c * 32 + lane, row = index / CHUNKS, chunk = index % CHUNKS;
         const uint32_t position = begin + row;
-        const bool valid = position < end;
-        size_t place = 0;
-        if (valid) {
+        const bool valid = position >= first && position < end;
+        size_t place = base + index * 8;
+        if (!in_one_block && valid) {
             const uint32_t block = table[position / p.block_size];
             place = ((size_t(block) * p.kv_heads + kv_head) * p.block_size + position % p.block_size) * D + chunk * 8;
         }
         const uint32_t to = stage + row * Shared<D>::ROW + chunk * 16;
-        copy_async_16(to, keys + place, valid);
-        copy_async_16(to + TILE * Shared<D>::ROW, values + place, valid);
+        copy_async_16(to, keys + (valid ? place : 0), valid);
+        copy_async_16(to + TILE * Shared<D>::ROW, values + (valid ? place : 0), valid);
     }
+}
+
+// Merges the partial results of a sequence: the maximum of all first, so that the loads of the
+// second loop do not wait for each other.
+template <int D>
+__device__ __forceinline__ float2 merged(const AttentionParams &p, const DecodeItem &item, uint32_t head, uint32_t col) {
+    const size_t first = size_t(item.partial) * p.heads + head;
+    float top = -INFINITY;
+#pragma unroll 8
+    for (uint32_t s = 0; s < item.splits; s++) top = fmaxf(top, __ldcg(&p.partial_stats[first + size_t(s) * p.heads].x));
+    float value = 0, sum = 0;
+#pragma unroll 8
+    for (uint32_t s = 0; s < item.splits; s++) {
+        const size_t from = first + size_t(s) * p.heads;
+        const float2 stat = __ldcg(p.partial_stats + from);
+        const float factor = weight_of(stat.x, top);
+        sum += stat.y * factor;
+        value += __ldcg(p.partial_out + from * D + col) * factor;
+    }
+    if (p.sinks) {
+        const float sink = p.sinks[head] * LOG2_E, over = fmaxf(top, sink);
+        const float factor = weight_of(top, over);
+        value *= factor;
+        sum = sum * factor + exp2f(sink - over);
+    }
+    return make_float2(value, sum);
 }
 
 template <class T, int D> __device__ void decode(const AttentionParams &p) {
@@ -62,7 +94,8 @@ template <class T, int D> __device__ void decode(const AttentionParams &p) {
     const uint32_t group = p.heads / p.kv_heads, kv_head = blockIdx.y, first_row = blockIdx.z * ROWS;
     const uint32_t rows = min(group - first_row, uint32_t(ROWS)), head0 = kv_head * group + first_row;
     const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, quad = lane >> 2, pair = (lane & 3) * 2;
-    const uint32_t begin = max(item.begin, variant.first_seen(item.length - 1)), end = item.end;
+    const uint32_t first = max(item.begin, variant.first_seen(item.length - 1)), end = item.end;
+    const uint32_t begin = first / TILE * TILE;
     const uint32_t *table = p.block_tables + size_t(item.sequence) * p.table_stride;
     const uint32_t ring = shared_address(shared) + warp * S::RING;
 
@@ -88,13 +121,13 @@ template <class T, int D> __device__ void decode(const AttentionParams &p) {
     uint32_t next = begin + warp * TILE;
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) {
-        if (next < end) load_tile<T, D>(p, table, kv_head, next, end, ring + s * S::STAGE);
+        if (next < end) load_tile<T, D>(p, table, kv_head, next, first, end, ring + s * S::STAGE);
         copy_async_commit();
         next += step;
     }
     uint32_t turn = 0;
     for (uint32_t at = begin + warp * TILE; at < end; at += step, turn++) {
-        if (next < end) load_tile<T, D>(p, table, kv_head, next, end, ring + (turn + STAGES - 1) % STAGES * S::STAGE);
+        if (next < end) load_tile<T, D>(p, table, kv_head, next, first, end, ring + (turn + STAGES - 1) % STAGES * S::STAGE);
         copy_async_commit();
         next += step;
         copy_async_wait<STAGES - 1>();
@@ -115,16 +148,17 @@ template <class T, int D> __device__ void decode(const AttentionParams &p) {
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const uint32_t position = at + n * 8 + pair + (j & 1);
-                scores[n][j] = position < end ? variant.score(scores[n][j]) : -INFINITY;
+                scores[n][j] = position >= first && position < end ? variant.score(scores[n][j]) : -INFINITY;
                 tile_best[j >> 1] = fmaxf(tile_best[j >> 1], scores[n][j]);
             }
-        float shrink[2];
+        float shrink[2], base[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             tile_best[r] = fmaxf(tile_best[r], __shfl_xor_sync(0xffffffffu, tile_best[r], 1));
             tile_best[r] = fmaxf(tile_best[r], __shfl_xor_sync(0xffffffffu, tile_best[r], 2));
             const float now = fmaxf(best[r], tile_best[r]);
-            shrink[r] = weight_of(best[r], now);
+            base[r] = finite_or_zero(now);
+            shrink[r] = fast_exp2(best[r] - base[r]);
             best[r] = now;
             total[r] *= shrink[r];
         }
@@ -132,7 +166,7 @@ template <class T, int D> __device__ void decode(const AttentionParams &p) {
         for (int n = 0; n < 2; n++)
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                scores[n][j] = weight_of(scores[n][j], best[j >> 1]);
+                scores[n][j] = fast_exp2(scores[n][j] - base[j >> 1]);
                 total[j >> 1] += scores[n][j];
             }
         const uint32_t weights[4] = {pack_pair<T>(scores[0][0], scores[0][1]), pack_pair<T>(scores[0][2], scores[0][3]),
@@ -205,23 +239,8 @@ template <class T, int D> __device__ void decode(const AttentionParams &p) {
     if (!is_last) return;
     __threadfence();
     for (uint32_t i = threadIdx.x; i < rows * D; i += blockDim.x) {
-        const uint32_t row = i / D;
-        float top = -INFINITY, sum = 0, value = 0;
-        for (uint32_t s = 0; s < item.splits; s++) {
-            const size_t from = size_t(item.partial + s) * p.heads + head0;
-            const float2 stat = __ldcg(p.partial_stats + from + row);
-            const float now = fmaxf(top, stat.x), old = weight_of(top, now), fresh = weight_of(stat.x, now);
-            sum = sum * old + stat.y * fresh;
-            value = value * old + __ldcg(p.partial_out + from * D + i) * fresh;
-            top = now;
-        }
-        if (p.sinks) {
-            const float sink = p.sinks[head0 + row] * LOG2_E, over = fmaxf(top, sink);
-            const float factor = weight_of(top, over);
-            value *= factor;
-            sum = sum * factor + exp2f(sink - over);
-        }
-        out[i] = from_float<T>(value / sum);
+        const float2 result = merged<D>(p, item, head0 + i / D, i % D);
+        out[i] = from_float<T>(result.x / result.y);
     }
 }
 

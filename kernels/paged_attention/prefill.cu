@@ -19,12 +19,15 @@ template <int D> struct Tiling {
     static constexpr int BYTES = STAGES * STAGE;
 };
 
+// Loads the positions from `begin` on, a multiple of 16. Where blocks are whole multiples of 16,
+// each run of 16 rows lies in one block and is contiguous.
 template <class T, int D>
 __device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32_t *table, uint32_t kv_head,
                                           uint32_t begin, uint32_t first, uint32_t end, uint32_t stage) {
     using S = Tiling<D>;
-    constexpr int CHUNKS = D / 8, THREADS = S::WARPS * 32;
+    constexpr int CHUNKS = D / 8, THREADS = S::WARPS * 32, RUN = 16 * CHUNKS;
     const T *keys = static_cast<const T *>(p.keys), *values = static_cast<const T *>(p.values);
+    const bool in_runs = p.block_size % 16 == 0;
 #pragma unroll
     for (int c = 0; c < S::TILE * CHUNKS / THREADS; c++) {
         const uint32_t index = c * THREADS + threadIdx.x, row = index / CHUNKS, chunk = index % CHUNKS;
@@ -32,8 +35,10 @@ __device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32
         const bool valid = position >= first && position < end;
         size_t place = 0;
         if (valid) {
-            const uint32_t block = table[position / p.block_size];
-            place = ((size_t(block) * p.kv_heads + kv_head) * p.block_size + position % p.block_size) * D + chunk * 8;
+            const uint32_t start = in_runs ? begin + index / RUN * 16 : position;
+            const uint32_t within = in_runs ? index % RUN : chunk;
+            const uint32_t block = __ldg(table + start / p.block_size);
+            place = ((size_t(block) * p.kv_heads + kv_head) * p.block_size + start % p.block_size) * D + within * 8;
         }
         const uint32_t to = stage + row * S::ROW + chunk * 16;
         copy_async_16(to, keys + place, valid);
@@ -116,18 +121,11 @@ template <class T, int D> __device__ void prefill(const AttentionParams &p) {
             }
         }
         float tile_best[2] = {-INFINITY, -INFINITY};
-        // Whether every row of the block sees all of this tile.
-        const bool whole = at + S::TILE <= item.position + 1 && at >= variant.first_seen(end - 1);
-        if (whole && variant.soft_cap == 0.f) {
-            const float factor = variant.scale * LOG2_E;
-#pragma unroll
-            for (int n = 0; n < COLS; n++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    scores[n][j] *= factor;
-                    tile_best[j >> 1] = fmaxf(tile_best[j >> 1], scores[n][j]);
-                }
-        } else {
+        // Where every row sees the whole tile, scores stay as they are and the scale goes into the
+        // exponent's one multiplication.
+        const bool whole = variant.soft_cap == 0.f && at + S::TILE <= item.position + 1 && at >= variant.first_seen(end - 1);
+        const float factor = whole ? variant.scale * LOG2_E : 1.f;
+        if (!whole) {
 #pragma unroll
             for (int n = 0; n < COLS; n++)
 #pragma unroll
@@ -135,26 +133,28 @@ template <class T, int D> __device__ void prefill(const AttentionParams &p) {
                     const uint32_t key = at + n * 8 + pair + (j & 1);
                     const bool visible = key <= position[j >> 1] && key >= seen[j >> 1];
                     scores[n][j] = visible ? variant.score(scores[n][j]) : -INFINITY;
-                    tile_best[j >> 1] = fmaxf(tile_best[j >> 1], scores[n][j]);
                 }
         }
+#pragma unroll
+        for (int n = 0; n < COLS; n++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) tile_best[j >> 1] = fmaxf(tile_best[j >> 1], scores[n][j]);
         float shrink[2], base[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             tile_best[r] = fmaxf(tile_best[r], __shfl_xor_sync(0xffffffffu, tile_best[r], 1));
             tile_best[r] = fmaxf(tile_best[r], __shfl_xor_sync(0xffffffffu, tile_best[r], 2));
-            const float now = fmaxf(best[r], tile_best[r]);
-            shrink[r] = weight_of(best[r], now);
+            const float now = fmaxf(best[r], tile_best[r] * factor);
+            base[r] = finite_or_zero(now);
+            shrink[r] = fast_exp2(best[r] - base[r]);
             best[r] = now;
-            // A row that has seen nothing yet has only weights of exp2(-inf) = 0.
-            base[r] = now == -INFINITY ? 0.f : now;
             total[r] *= shrink[r];
         }
 #pragma unroll
         for (int n = 0; n < COLS; n++)
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                scores[n][j] = exp2f(scores[n][j] - base[j >> 1]);
+                scores[n][j] = fast_exp2(fmaf(scores[n][j], factor, -base[j >> 1]));
                 total[j >> 1] += scores[n][j];
             }
 #pragma unroll

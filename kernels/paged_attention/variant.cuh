@@ -42,3 +42,11 @@ struct Variant {
 __device__ __forceinline__ float weight_of(float score, float best) {
     return score == -INFINITY ? 0.f : exp2f(score - best);
 }
+// exp2 in one instruction; relative error about 2^-22, results below 2^-126 are 0.
+__device__ __forceinline__ float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+// Score minus best, where a best of -inf (nothing seen yet) leaves exp2 of -inf.
+__device__ __forceinline__ float finite_or_zero(float best) { return best == -INFINITY ? 0.f : best; }

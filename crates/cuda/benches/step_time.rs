@@ -10,7 +10,9 @@ use pagedllm_core::{
     DType, Draw, GroupTables, KvGroup, KvLayout, RaggedBatch, RowTask, SamplingBatch, SamplingRow,
     StepInput, TokenSource, WeightFormat, WeightView,
 };
-use pagedllm_cuda::{Attention, CudaBackend, CudaOptions, KvCache, Linear, Norm, Vocab, available};
+use pagedllm_cuda::{
+    Attention, CudaBackend, CudaOptions, KvCache, Linear, Norm, Step, Tensor, Vocab, available,
+};
 
 const BLOCK: usize = 16;
 const VOCAB: usize = 128_256;
@@ -54,8 +56,9 @@ struct Model {
 }
 
 impl Model {
-    fn new(dims: &Dims) -> Self {
+    fn new(dims: &Dims, enforce_eager: bool) -> Self {
         let options = CudaOptions {
+            enforce_eager,
             graph_batch_sizes: vec![1, 2, 4, 8, 16, 32, 64, 128, 256],
             ..CudaOptions::default()
         };
@@ -132,24 +135,62 @@ impl Model {
     fn run(&mut self, input: &StepInput, sampling: &SamplingBatch) {
         let Self { b, kv, vocab, layers, norm } = self;
         let step = b.begin_step(kv, input);
-        let hidden = b.run(&step, |b| {
-            let mut x = b.embed(vocab, &step);
-            let mut residual = b.zeros(&x, &step);
-            for layer in &*layers {
-                let qkv = b.norm_linear(x, &mut residual, &layer.input_norm, &layer.qkv, &step);
-                let mixed = b.attend(qkv, &layer.attention, kv, &step);
-                let out = b.linear(&mixed, &layer.out, &step);
-                drop(mixed);
-                let gate_up =
-                    b.norm_linear(out, &mut residual, &layer.mlp_norm, &layer.gate_up, &step);
-                x = b.gated_linear(gate_up, Activation::Silu, &layer.down, &step);
-            }
-            b.final_norm(x, &mut residual, norm, &step)
-        });
+        let hidden = b.run(&step, |b| forward(b, kv, vocab, layers, norm, &step));
         let logits = b.head(&hidden, vocab, &step);
         drop(hidden);
         let sampled = b.sample(Some(logits), &step, sampling);
         b.wait(sampled).expect("no device fault");
+    }
+
+    /// Prints where the time of a step goes: on the host for each call, on the device for each
+    /// part (medians of 15).
+    fn parts(&mut self, input: &StepInput, sampling: &SamplingBatch) {
+        let mut host = vec![Vec::new(); 5];
+        let mut device = vec![Vec::new(); 3];
+        for _ in 0..17 {
+            let Self { b, kv, vocab, layers, norm } = self;
+            let mut clock = std::time::Instant::now();
+            let mut lap = |index: usize| {
+                host[index].push(clock.elapsed().as_secs_f32() * 1e3);
+                clock = std::time::Instant::now();
+            };
+            let step = b.begin_step(kv, input);
+            lap(0);
+            let mut hidden = None;
+            let ms = b.time(|b| {
+                hidden = Some(b.run(&step, |b| forward(b, kv, vocab, layers, norm, &step)));
+                lap(1);
+            });
+            device[0].push(ms.expect("no device fault"));
+            lap(4);
+            let mut logits = None;
+            let ms = b.time(|b| {
+                logits = hidden.take().map(|hidden| b.head(&hidden, vocab, &step));
+                lap(2);
+            });
+            device[1].push(ms.expect("no device fault"));
+            lap(4);
+            let mut sampled = None;
+            let ms = b.time(|b| {
+                sampled = Some(b.sample(logits.take(), &step, sampling));
+                lap(3);
+            });
+            device[2].push(ms.expect("no device fault"));
+            lap(4);
+            b.wait(sampled.expect("sampling started")).expect("no device fault");
+        }
+        let median = |times: &mut Vec<f32>| {
+            times.drain(..times.len().min(2));
+            times.sort_by(f32::total_cmp);
+            times.get(times.len() / 2).copied().unwrap_or(0.0)
+        };
+        let host: Vec<f32> = host.iter_mut().map(median).collect();
+        let device: Vec<f32> = device.iter_mut().map(median).collect();
+        println!(
+            "  host: begin {:.3}, run {:.3}, head {:.3}, sample {:.3}; device: layers {:.3}, head \
+             {:.3}, sampling {:.3} ms",
+            host[0], host[1], host[2], host[3], device[0], device[1], device[2]
+        );
     }
 
     /// Median milliseconds of `runs` steps, after two that are not counted.
@@ -167,6 +208,27 @@ impl Model {
         times.sort_by(f32::total_cmp);
         times[runs / 2]
     }
+}
+
+fn forward(
+    b: &mut CudaBackend,
+    kv: &mut KvCache,
+    vocab: &Vocab,
+    layers: &[Layer],
+    norm: &Norm,
+    step: &Step,
+) -> Tensor {
+    let mut x = b.embed(vocab, step);
+    let mut residual = b.zeros(&x, step);
+    for layer in layers {
+        let qkv = b.norm_linear(x, &mut residual, &layer.input_norm, &layer.qkv, step);
+        let mixed = b.attend(qkv, &layer.attention, kv, step);
+        let out = b.linear(&mixed, &layer.out, step);
+        drop(mixed);
+        let gate_up = b.norm_linear(out, &mut residual, &layer.mlp_norm, &layer.gate_up, step);
+        x = b.gated_linear(gate_up, Activation::Silu, &layer.down, step);
+    }
+    b.final_norm(x, &mut residual, norm, step)
 }
 
 /// `seqs` sequences with `before` tokens in the cache and `tokens` new ones each.
@@ -224,41 +286,59 @@ fn main() {
         println!("skipped: no CUDA device");
         return;
     }
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    // `SEQS,CONTEXT,TOKENS` runs that one step twice, kernel by kernel, for a profiler.
+    let one: Option<Vec<usize>> = args
+        .iter()
+        .find(|arg| arg.contains(','))
+        .map(|arg| arg.split(',').filter_map(|number| number.parse().ok()).collect());
     for dims in &SHAPES {
-        if !wanted.is_empty() && !wanted.iter().any(|name| name == dims.name) {
+        if !args.is_empty() && !args.iter().any(|name| name == dims.name) {
             continue;
         }
-        let start = std::time::Instant::now();
-        let mut model = Model::new(dims);
-        println!("{} opened in {:.2} s", dims.name, start.elapsed().as_secs_f32());
-        let weights = dims.layers
-            * (dims.hidden * (dims.heads + 2 * dims.kv_heads) * dims.dim
-                + dims.heads * dims.dim * dims.hidden
-                + 3 * dims.hidden * dims.wide)
-            + VOCAB * dims.hidden;
-        for seqs in [1, 8, 32, 128, 256] {
-            let context = 192;
-            let kv = seqs * context * dims.layers * 2 * dims.kv_heads * dims.dim;
-            let floor = (weights + kv) as f32 * 2.0 / 4.45e9;
-            let input = step(seqs, context - 1, 1);
-            let greedy = model.time(&input, &sampling(seqs, 0.0, 1.0), 15);
-            let random = model.time(&input, &sampling(seqs, 1.0, 1.0), 9);
-            let nucleus = model.time(&input, &sampling(seqs, 0.8, 0.9), 9);
-            println!(
-                "{} decode, batch {seqs}, context {context}: {greedy:.3} ms a step greedy, \
-                 {random:.3} random, {nucleus:.3} top-p; floor {floor:.2}",
-                dims.name
-            );
+        if let Some([seqs, before, tokens]) = one.as_deref() {
+            let mut model = Model::new(dims, true);
+            for _ in 0..2 {
+                model.run(&step(*seqs, *before, *tokens), &sampling(*seqs, 0.8, 0.9));
+            }
+        } else {
+            table(dims);
         }
-        for (seqs, tokens) in [(1, 128), (1, 1000), (1, 4000), (4, 2000)] {
-            let input = step(seqs, 0, tokens);
-            let ms = model.time(&input, &sampling(seqs, 0.0, 1.0), 5);
-            let rate = (seqs * tokens) as f32 / ms * 1e3;
-            println!("{} prefill, {seqs} of {tokens}: {ms:.2} ms, {rate:.0} tokens/s", dims.name);
-        }
-        let input = step(1, 8000, 1);
-        let ms = model.time(&input, &sampling(1, 0.0, 1.0), 9);
-        println!("{} decode, batch 1, context 8001: {ms:.3} ms", dims.name);
+    }
+}
+
+fn table(dims: &Dims) {
+    let start = std::time::Instant::now();
+    let mut model = Model::new(dims, false);
+    println!("{} opened in {:.2} s", dims.name, start.elapsed().as_secs_f32());
+    let weights = dims.layers
+        * (dims.hidden * (dims.heads + 2 * dims.kv_heads) * dims.dim
+            + dims.heads * dims.dim * dims.hidden
+            + 3 * dims.hidden * dims.wide)
+        + VOCAB * dims.hidden;
+    for seqs in [1, 8, 32, 128, 256] {
+        let context = 192;
+        let kv = seqs * context * dims.layers * 2 * dims.kv_heads * dims.dim;
+        let floor = (weights + kv) as f32 * 2.0 / 4.45e9;
+        let input = step(seqs, context - 1, 1);
+        let greedy = model.time(&input, &sampling(seqs, 0.0, 1.0), 15);
+        let random = model.time(&input, &sampling(seqs, 1.0, 1.0), 9);
+        let nucleus = model.time(&input, &sampling(seqs, 0.8, 0.9), 9);
+        println!(
+            "{} decode, batch {seqs}, context {context}: {greedy:.3} ms a step greedy, \
+             {random:.3} random, {nucleus:.3} top-p; floor {floor:.2}",
+            dims.name
+        );
+        model.parts(&input, &sampling(seqs, 0.0, 1.0));
+    }
+    for (seqs, tokens) in [(1, 128), (1, 1000), (1, 4000), (4, 2000)] {
+        let input = step(seqs, 0, tokens);
+        let ms = model.time(&input, &sampling(seqs, 0.0, 1.0), 5);
+        let rate = (seqs * tokens) as f32 / ms * 1e3;
+        println!("{} prefill, {seqs} of {tokens}: {ms:.2} ms, {rate:.0} tokens/s", dims.name);
+    }
+    for (seqs, context) in [(1, 8000), (16, 8000)] {
+        let ms = model.time(&step(seqs, context, 1), &sampling(seqs, 0.0, 1.0), 9);
+        println!("{} decode, batch {seqs}, context {context}: {ms:.3} ms", dims.name);
     }
 }

@@ -7,8 +7,8 @@ use pagedllm_core::DType;
 const MMA_DIMS: [usize; 4] = [64, 96, 128, 256];
 /// Widest head of any kernel.
 pub(crate) const MAX_HEAD_DIM: usize = 256;
-/// Most rows that the skinny products take.
-pub(crate) const MAX_SKINNY_ROWS: usize = 16;
+/// Most columns of the product of one row, whose x waits in shared memory.
+const MAX_ONE_ROW_INPUTS: usize = 24 * 1024;
 
 /// The part of a kernel's name that says the type.
 pub(crate) fn suffix(dtype: DType) -> &'static str {
@@ -82,40 +82,55 @@ pub(crate) fn gated(activation: Activation, dtype: DType) -> String {
     format!("gated_{name}_{}", suffix(dtype))
 }
 
-/// A skinny product: its kernel, and the weight rows that a block takes. `None` where the library
-/// does it.
-pub(crate) fn skinny(
-    rows: usize,
-    outputs: usize,
-    inputs: usize,
-    dtype: DType,
-    num_sms: usize,
-) -> Option<SkinnyShape> {
-    if rows > MAX_SKINNY_ROWS || dtype.size() != 2 || !inputs.is_multiple_of(8) {
+/// The kernel family for a product of few rows. `None` where the library does it.
+pub(crate) fn skinny(rows: usize, inputs: usize, dtype: DType) -> Option<Skinny> {
+    if dtype.size() != 2 || !inputs.is_multiple_of(8) {
         return None;
     }
-    let groups = rows.div_ceil(8);
-    // Wide blocks read x less often; narrow ones fill the device where there are few outputs.
-    let tiles = if groups == 1 && outputs.div_ceil(32) < 2 * num_sms { 1 } else { 2 };
-    Some(SkinnyShape { tiles, groups })
+    match rows {
+        1 if inputs <= MAX_ONE_ROW_INPUTS => Some(Skinny::OneRow),
+        1..=8 => Some(Skinny::Eight),
+        9..=16 => Some(Skinny::Sixteen),
+        _ => None,
+    }
 }
 
-/// Tiles of 16 weight rows and groups of 8 rows of x of a skinny product.
+/// Kernels for products of few rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct SkinnyShape {
-    pub tiles: usize,
-    pub groups: usize,
+pub(crate) enum Skinny {
+    /// One row, a warp an output.
+    OneRow,
+    /// At most 8 rows, on tensor cores.
+    Eight,
+    /// At most 16 rows, on tensor cores.
+    Sixteen,
 }
 
-impl SkinnyShape {
-    /// Every shape that is built.
-    pub const ALL: [Self; 3] =
-        [Self { tiles: 1, groups: 1 }, Self { tiles: 2, groups: 1 }, Self { tiles: 2, groups: 2 }];
-
+impl Skinny {
+    /// Every family.
+    pub const ALL: [Self; 3] = [Self::OneRow, Self::Eight, Self::Sixteen];
+    /// Outputs of a block.
+    pub const fn outputs(self) -> usize {
+        match self {
+            Self::OneRow => 8,
+            Self::Eight | Self::Sixteen => 16,
+        }
+    }
+    /// Bytes of dynamic shared memory.
+    pub const fn shared(self, inputs: usize) -> usize {
+        match self {
+            Self::OneRow => inputs * 2,
+            Self::Eight | Self::Sixteen => 0,
+        }
+    }
     /// The kernel for these types.
     pub fn name(self, dtype: DType, out: DType) -> String {
-        let Self { tiles, groups } = self;
-        format!("linear_skinny_{}_{}_t{tiles}_g{groups}", suffix(dtype), suffix(out))
+        let types = format!("{}_{}", suffix(dtype), suffix(out));
+        match self {
+            Self::OneRow => format!("linear_one_row_{types}"),
+            Self::Eight => format!("linear_skinny_{types}_g1"),
+            Self::Sixteen => format!("linear_skinny_{types}_g2"),
+        }
     }
 }
 
@@ -139,12 +154,12 @@ mod tests {
 
     #[test]
     fn few_rows_take_the_skinny_products() {
-        assert_eq!(skinny(17, 4096, 4096, DType::BF16, 132), None);
-        assert_eq!(skinny(1, 4096, 4096, DType::F32, 132), None);
-        assert_eq!(skinny(1, 4096, 4100, DType::BF16, 132), None);
-        let narrow = skinny(1, 4096, 4096, DType::BF16, 132).expect("skinny");
-        assert_eq!(narrow.name(DType::BF16, DType::F32), "linear_skinny_bf16_f32_t1_g1");
-        assert_eq!(skinny(1, 28672, 4096, DType::BF16, 132).map(|s| s.tiles), Some(2));
-        assert_eq!(skinny(9, 512, 4096, DType::BF16, 132).map(|s| s.groups), Some(2));
+        assert_eq!(skinny(17, 4096, DType::BF16), None);
+        assert_eq!(skinny(1, 4096, DType::F32), None);
+        assert_eq!(skinny(1, 4100, DType::BF16), None);
+        assert_eq!(skinny(1, 4096, DType::BF16), Some(Skinny::OneRow));
+        assert_eq!(skinny(1, 65536, DType::BF16), Some(Skinny::Eight));
+        assert_eq!(skinny(16, 4096, DType::F16), Some(Skinny::Sixteen));
+        assert_eq!(Skinny::Eight.name(DType::BF16, DType::F32), "linear_skinny_bf16_f32_g1");
     }
 }

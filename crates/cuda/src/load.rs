@@ -149,9 +149,9 @@ impl CudaBackend {
         k_norm: Option<&WeightView<'_>>,
         sinks: Option<&WeightView<'_>>,
     ) -> Result<Attention, DeviceError> {
-        if spec.head_dim > MAX_HEAD_DIM {
+        if spec.head_dim > MAX_HEAD_DIM || !spec.head_dim.is_multiple_of(2) {
             return Err(DeviceError::Unsupported(format!(
-                "heads of width {}; at most {MAX_HEAD_DIM}",
+                "heads of width {}; even and at most {MAX_HEAD_DIM}",
                 spec.head_dim
             )));
         }

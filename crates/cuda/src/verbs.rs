@@ -7,7 +7,7 @@ use pagedllm_core::{BlockCopy, DType, SamplingBatch, StateOp, StepInput};
 
 use crate::backend::CudaBackend;
 use crate::device::{DeviceBuffer, copy_bytes, fill_words};
-use crate::dispatch::{self, SkinnyShape, suffix};
+use crate::dispatch::{self, Skinny, suffix};
 use crate::kernel::Kernels;
 use crate::kv::KvCache;
 use crate::launch::blas::Product;
@@ -36,7 +36,7 @@ pub(crate) struct Verbs {
     sample_draw: Function,
     sample_logprobs: Function,
     state_count: Function,
-    skinny: HashMap<(SkinnyShape, DType), Function>,
+    skinny: HashMap<(Skinny, DType), Function>,
     any: HashMap<DType, Function>,
 }
 
@@ -49,7 +49,7 @@ impl Verbs {
         for out in [dtype, DType::F32] {
             any.insert(out, get(&format!("linear_any_{name}_{}", suffix(out)))?);
             if dtype.size() == 2 {
-                for shape in SkinnyShape::ALL {
+                for shape in Skinny::ALL {
                     skinny.insert((shape, out), get(&shape.name(dtype, out))?);
                 }
             }
@@ -83,6 +83,9 @@ fn address(buffer: Option<&DeviceBuffer>) -> u64 {
 fn row_threads(cols: usize) -> usize {
     cols.div_ceil(4).next_multiple_of(32).clamp(32, 1024)
 }
+
+/// Heads that a block of the rope kernel takes.
+const ROPE_WARPS: usize = 8;
 
 impl CudaBackend {
     fn issue(&mut self, function: Function, shape: Shape, args: &[Arg<'_>]) {
@@ -324,13 +327,20 @@ impl CudaBackend {
         let dtype = self.options.dtype;
         let common = [Arg::U64(p.w), Arg::U64(p.x), Arg::U64(p.bias), Arg::U64(p.y)];
         let (outputs, inputs) = (Arg::U32(p.outputs as u32), Arg::U32(p.inputs as u32));
-        let shape = dispatch::skinny(p.rows, p.outputs, p.inputs, dtype, self.device.num_sms);
-        if let Some(shape) = shape {
+        if let Some(skinny) = dispatch::skinny(p.rows, p.inputs, dtype) {
             let [w, x, bias, y] = common;
-            let args = [w, x, bias, y, Arg::U32(p.rows as u32), outputs, inputs];
-            let blocks = p.outputs.div_ceil(shape.tiles * 16);
-            let function = self.verbs.skinny[&(shape, p.out_dtype)];
-            self.issue(function, Shape::new([blocks, 1, 1], 256), &args);
+            let shape = Shape {
+                grid: [p.outputs.div_ceil(skinny.outputs()), 1, 1],
+                threads: 256,
+                shared: skinny.shared(p.inputs),
+            };
+            let function = self.verbs.skinny[&(skinny, p.out_dtype)];
+            if skinny == Skinny::OneRow {
+                self.issue(function, shape, &[w, x, bias, y, outputs, inputs]);
+            } else {
+                let rows = Arg::U32(p.rows as u32);
+                self.issue(function, shape, &[w, x, bias, y, rows, outputs, inputs]);
+            }
             return;
         }
         let product = Product {
@@ -436,8 +446,8 @@ impl CudaBackend {
             Arg::U32(cache.block_size as u32),
             Arg::F32(spec.qk_norm_eps),
         ];
-        let warps = (spec.num_heads + 2 * spec.num_kv_heads).min(16);
-        let shape = Shape::new([qkv.rows(), 1, 1], warps * 32);
+        let heads = spec.num_heads + 2 * spec.num_kv_heads;
+        let shape = Shape::new([qkv.rows(), heads.div_ceil(ROPE_WARPS), 1], ROPE_WARPS * 32);
         self.issue(attention.rope_and_store, shape, &args);
     }
 
