@@ -83,7 +83,7 @@ impl PlainAnswer {
                             self.sums[delta.index].add(delta.part);
                         }
                     }
-                    Err(error) => return Poll::Ready(Err(error)),
+                    Err(error) => return Poll::Ready(Err(self.format.shown(error))),
                 },
             }
         }
@@ -118,7 +118,7 @@ impl StreamAnswer {
             };
             if let Err(error) = self.push(item) {
                 self.merged = None;
-                self.payloads.push_back(error.body().to_string());
+                self.payloads.push_back(self.format.shown(error).body().to_string());
             }
         }
     }

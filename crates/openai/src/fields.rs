@@ -57,6 +57,18 @@ impl Fields {
         }
     }
 
+    /// Adds a field from elsewhere, which must not be there.
+    pub(crate) fn add(&mut self, name: &str, value: Value) -> Result<(), ApiError> {
+        match self.0.insert(name.to_owned(), value) {
+            None => Ok(()),
+            Some(_) => Err(ApiError::invalid(name, "is given twice")),
+        }
+    }
+
+    pub(crate) fn into_map(self) -> Map<String, Value> {
+        self.0
+    }
+
     /// Takes a field; `None` where it is absent or null.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.0.remove(name).filter(|value| !value.is_null())
@@ -141,6 +153,12 @@ impl Fields {
                 Ok(ignored.iter().map(|name| shorten(name)).collect())
             }
         }
+    }
+}
+
+impl From<Map<String, Value>> for Fields {
+    fn from(map: Map<String, Value>) -> Self {
+        Self(map)
     }
 }
 

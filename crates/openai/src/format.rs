@@ -3,6 +3,7 @@
 use pagedllm::{FinishReason, TokenText};
 use serde_json::Value;
 
+use crate::ApiError;
 use crate::call::Shape;
 use crate::fold::{Delta, Fold, Part};
 use crate::logprobs::Names;
@@ -127,6 +128,14 @@ impl Format {
                 .then(|| &fold.prompts[prompt].tokens[..]),
         });
         Some(json(&envelope))
+    }
+
+    /// The error as a client may see it: what a failed device said stays in the log.
+    pub(crate) fn shown(&self, error: ApiError) -> ApiError {
+        match self.names.llm.health() {
+            Err(failed @ pagedllm::Error::Device(_)) => ApiError::from_facade(failed, "prompt"),
+            _ => error,
+        }
     }
 
     /// The chunk that ends a stream with usage.

@@ -19,6 +19,7 @@ mod error;
 mod fields;
 mod fold;
 mod format;
+mod host;
 mod logprobs;
 mod sampling;
 mod service;
@@ -28,5 +29,6 @@ mod wire;
 
 pub use answer::{Answer, AnswerBody, DONE, NextPayload, PlainAnswer, StreamAnswer};
 pub use error::ApiError;
+pub use host::HostPrompt;
 pub use sampling::is_request_id;
 pub use service::{Caller, Endpoint, Service, ServiceOptions};

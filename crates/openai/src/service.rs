@@ -95,6 +95,10 @@ impl Service {
         &self.0.llm
     }
 
+    pub(crate) fn options(&self) -> &ServiceOptions {
+        &self.0.options
+    }
+
     /// Counters of the engine.
     #[must_use]
     pub fn stats(&self) -> EngineStats {
@@ -250,7 +254,7 @@ impl std::fmt::Debug for Service {
 
 /// What cached prefixes are shared under: the request's own salt, or else the caller's. The two
 /// kinds never meet.
-fn salt(own: Option<&str>, caller: &Caller) -> Vec<u8> {
+pub(crate) fn salt(own: Option<&str>, caller: &Caller) -> Vec<u8> {
     match own {
         Some(salt) => [b"request:", salt.as_bytes()].concat(),
         None => [b"caller:", &caller.salt[..]].concat(),

@@ -303,11 +303,11 @@ fn a_dead_device_is_a_500_without_its_details_h36() {
     let behaviour = Behaviour { fails_at: Some(2), ..Behaviour::default() };
     let service = Service::new(llm(behaviour), ServiceOptions::default());
     let body = json!({"prompt": "ab", "max_tokens": 50});
-    let error = ask(&service, Endpoint::Completions, &body).expect_err("it fails");
-    assert_eq!(error.status, 500);
-    let error = ask(&service, Endpoint::Completions, &body).expect_err("it stays so");
-    assert_eq!(error.status, 500);
-    assert!(!error.message.contains("secret"), "{error}");
+    for _ in 0..2 {
+        let error = ask(&service, Endpoint::Completions, &body).expect_err("it fails and stays so");
+        assert_eq!(error.status, 500);
+        assert!(!error.message.contains("secret"), "{error}");
+    }
 }
 
 #[test]

@@ -22,5 +22,6 @@ mod server;
 mod shutdown;
 mod stream;
 
+pub use metrics::engine_metrics;
 pub use options::{SERVER_OPTIONS, ServerOptions};
 pub use server::{Server, ServerError, ServerHandle};

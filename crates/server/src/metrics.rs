@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use pagedllm::{EngineStats, Histogram, ModelDescription};
+use pagedllm_openai::Service;
 
 /// Seconds of an HTTP exchange up to the head of its answer.
 const HTTP_BOUNDS: &[f64] =
@@ -52,7 +53,7 @@ impl Page {
     }
 
     fn sample(&mut self, name: &str, more_labels: &str, value: impl std::fmt::Display) {
-        let comma = if more_labels.is_empty() { "" } else { "," };
+        let comma = if self.labels.is_empty() || more_labels.is_empty() { "" } else { "," };
         let _ = writeln!(self.text, "{name}{{{}{comma}{more_labels}}} {value}", self.labels);
     }
 
@@ -83,6 +84,14 @@ impl Page {
         self.sample(&format!("{name}_sum"), more_labels, histogram.sum);
         self.sample(&format!("{name}_count"), more_labels, total);
     }
+}
+
+/// The page of an engine that is not behind HTTP: everything but the counters of HTTP.
+#[must_use]
+pub fn engine_metrics(service: &Service) -> String {
+    let name = service.model_names().first().map_or("", String::as_str);
+    let model = service.llm().description();
+    render(name, model, &service.stats(), &HttpStats::default(), false)
 }
 
 /// The whole page.
@@ -367,6 +376,10 @@ mod tests {
             if let Some(rest) = line.strip_prefix("# TYPE ") {
                 assert!(announced.insert(rest.split(' ').next().expect("a name")), "{line}");
             } else if !line.starts_with('#') {
+                assert!(
+                    !line.contains("{,") && !line.contains(",}") && !line.contains(",,"),
+                    "{line}"
+                );
                 let (name, rest) = line.split_once('{').expect(line);
                 let base = ["_bucket", "_sum", "_count"]
                     .iter()

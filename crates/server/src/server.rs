@@ -79,10 +79,13 @@ impl Server {
     /// # Errors
     /// The address is taken or unknown, or the system has no threads left.
     pub fn start(llm: Llm, options: ServerOptions) -> Result<ServerHandle, ServerError> {
+        let dispatch = tracing::dispatcher::get_default(Clone::clone);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(options.http_threads)
             .max_blocking_threads(BODY_THREADS)
             .thread_name("pagedllm-http")
+            // The log of whoever starts the server, for as long as the thread lives.
+            .on_thread_start(move || std::mem::forget(tracing::dispatcher::set_default(&dispatch)))
             .enable_all()
             .build()
             .map_err(ServerError::Threads)?;
@@ -123,12 +126,25 @@ impl ServerHandle {
         stage.stop();
         self.state.service.llm().shutdown(timeout);
         stage.close();
+        self.wait_for_connections(LAST_WRITES);
+    }
+
+    /// Stops serving and leaves the engine running: accepts no more connections, and waits for
+    /// `timeout` at most until those there are have closed. What is left ends when the handle is
+    /// dropped.
+    pub fn close(&self, timeout: Duration) {
+        let stage = &self.state.stage;
+        stage.stop();
+        stage.close();
+        self.wait_for_connections(timeout);
+    }
+
+    fn wait_for_connections(&self, timeout: Duration) {
         let Some(runtime) = &self.runtime else { return };
         let all = u32::try_from(self.state.options.max_connections).unwrap_or(u32::MAX);
         // When every permit is back, every connection has closed.
         let closed = self.connections.acquire_many(all);
-        let _ =
-            runtime.handle().block_on(async { tokio::time::timeout(LAST_WRITES, closed).await });
+        let _ = runtime.handle().block_on(async { tokio::time::timeout(timeout, closed).await });
     }
 }
 
