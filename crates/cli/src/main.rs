@@ -9,6 +9,8 @@
 #![allow(clippy::print_stdout)]
 
 mod arguments;
+mod bench;
+mod inspect;
 mod logging;
 mod open;
 mod run;
@@ -28,6 +30,8 @@ fn command() -> Command {
         .max_term_width(100)
         .subcommand(serve::command())
         .subcommand(run::command())
+        .subcommand(inspect::command())
+        .subcommand(bench::command())
 }
 
 fn main() -> ExitCode {
@@ -35,6 +39,8 @@ fn main() -> ExitCode {
     let result = match matches.subcommand() {
         Some(("serve", matches)) => serve::main(matches),
         Some(("run", matches)) => run::main(matches),
+        Some(("inspect", matches)) => inspect::main(matches),
+        Some(("bench", matches)) => bench::main(matches),
         _ => unreachable!("clap requires one of the subcommands"),
     };
     match result {
