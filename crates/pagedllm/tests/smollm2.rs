@@ -11,7 +11,7 @@ use serde_json::Value;
 /// The model's path, if the tests were told where models are.
 fn model() -> Option<PathBuf> {
     let Some(folder) = std::env::var_os("PAGEDLLM_MODELS") else {
-        println!("skipped: no model (PAGEDLLM_MODELS is not set)");
+        eprintln!("skipped: no model (PAGEDLLM_MODELS is not set)");
         return None;
     };
     Some(PathBuf::from(folder).join("SmolLM2-135M-Instruct.Q4_1.gguf"))
