@@ -7,7 +7,6 @@ use pagedllm_kv::KvShape;
 use pagedllm_scheduler::{Chunk, Scheduler, Sequence, StepPlan};
 
 /// Builds the input of the forward pass. Must be called before the scheduler changes again.
-/// Copies and state changes move out of `plan`, which `commit` does not need them in.
 pub(crate) fn step_input(plan: &StepPlan, scheduler: &Scheduler, shape: &KvShape) -> StepInput {
     let (num_tokens, num_seqs) = (plan.num_tokens(), plan.chunks.len());
     let mut batch = RaggedBatch {
