@@ -2,6 +2,7 @@
 //
 //   sample_adjust    rows with masks, bias or penalties: the adjusted logits, in a scratch row
 //   sample_scan      per slice of the vocabulary: best token, sum of weights, faults
+//   sample_histogram rows with filters, per slice: counts and weights by distance from the best
 //   sample_draw      one block a row: faults, greedy choice, filters, inverse CDF in token order
 //   sample_logprobs  one block a row that asks: log-probability, rank, alternatives
 //   state_*          the penalty state: bit 31 of a word says "in the prompt", the rest counts
@@ -16,6 +17,8 @@ constexpr uint32_t SLICES = 32;
 constexpr uint32_t IN_PROMPT = 0x80000000u;
 constexpr uint32_t SCAN_THREADS = 256, DRAW_THREADS = 1024;
 constexpr uint32_t BINS = 2048;
+constexpr float BINS_PER_UNIT = 64.f; // of (best - logit) / temperature; the last bin takes the rest
+constexpr uint32_t LISTED = 2048;     // tokens of one bin that are ranked in shared memory
 constexpr uint32_t NO_ROW = 0xffffffffu;
 
 struct Slice {
@@ -161,19 +164,31 @@ struct Filter {
     uint32_t ties; // and this many of those that equal it, lowest ids first
 };
 
-struct DrawShared {
+// Of one row; zeros between steps.
+struct Histogram {
     uint32_t counts[BINS];
     unsigned long long weights[BINS];
+};
+
+struct DrawShared {
+    uint32_t keys[LISTED];
     unsigned long long scan[32];
     uint32_t ties[32];
     unsigned long long before;
     uint32_t found;
+    uint32_t listed;
+    uint32_t key;
+    uint32_t key_ties;
 };
 
 struct Weigher {
     float best, temperature;
     __device__ __forceinline__ unsigned long long operator()(float x) const {
         return static_cast<unsigned long long>(expf((x - best) / temperature) * 1099511627776.f);
+    }
+    // Falls as the logit rises. Minus infinity has no bin.
+    __device__ __forceinline__ uint32_t bin(float x) const {
+        return min(static_cast<uint32_t>((best - x) / temperature * BINS_PER_UNIT), BINS - 1);
     }
 };
 
@@ -215,66 +230,142 @@ __device__ unsigned long long block_inclusive(unsigned long long x, unsigned lon
     return x;
 }
 
-// The shortest run of the most likely tokens whose count (or weight) reaches `wanted`, looking at
-// keys of at least `floor` only. Radix selection, 2048 bins a pass, from the best token down.
+// blockIdx.y indexes `filtered_rows`, blockIdx.x the slice.
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
+    sample_histogram(const float *logits, const SamplingRow *rows, const float *scratch, const uint32_t *scratch_rows,
+                     const uint32_t *filtered_rows /* [filtered] sampling rows */, const Slice *slices,
+                     Histogram *histograms /* [filtered] */, uint32_t vocab) {
+    __shared__ Histogram shared;
+    for (uint32_t i = threadIdx.x; i < BINS; i += blockDim.x) shared.counts[i] = 0, shared.weights[i] = 0;
+    wait_for_inputs();
+    const uint32_t index = filtered_rows[blockIdx.y];
+    const SamplingRow row = rows[index];
+    const uint32_t scratch_row = scratch_rows[index];
+    const float *x = scratch_row == NO_ROW ? logits + size_t(row.logit_row) * vocab : scratch + size_t(scratch_row) * vocab;
+    float best = -INFINITY;
+    for (uint32_t s = 0; s < SLICES; s++) best = fmaxf(best, slices[index * SLICES + s].best);
+    const Weigher weigh = {best, row.temperature};
+    __syncthreads();
+    const uint32_t begin = blockIdx.x * slice_length(vocab), end = min(begin + slice_length(vocab), vocab);
+    if (best == -INFINITY) return;
+    for (uint32_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
+        if (!(x[i] > -INFINITY)) continue;
+        const uint32_t bin = weigh.bin(x[i]);
+        atomicAdd(&shared.counts[bin], 1u);
+        atomicAdd(&shared.weights[bin], weigh(x[i]));
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < BINS; i += blockDim.x) {
+        if (!shared.counts[i]) continue;
+        atomicAdd(&histograms[blockIdx.y].counts[i], shared.counts[i]);
+        atomicAdd(&histograms[blockIdx.y].weights[i], shared.weights[i]);
+    }
+}
+
+// The shortest run of the most likely tokens whose count (or weight) reaches `wanted`: the bin
+// from the histogram, then the place within the bin. `counts`
+// and `weights` are those of the thread's two bins.
 template <bool BY_WEIGHT>
 __device__ Filter select(const float *row, uint32_t vocab, const Weigher &weigh, unsigned long long wanted,
-                         uint32_t floor, DrawShared &shared) {
-    uint32_t base = key_of(weigh.best), shift = 11;
-    unsigned long long limit = static_cast<unsigned long long>(base) + 1, above = 0;
-    while (true) {
-        for (uint32_t i = threadIdx.x; i < BINS; i += blockDim.x) shared.counts[i] = 0, shared.weights[i] = 0;
-        __syncthreads();
-        uint32_t last_count = 0;
-        unsigned long long last_weight = 0;
-        for_each(row, vocab, [&](float x, uint32_t) {
-            const uint32_t key = key_of(x), distance = base - key;
-            if (x == -INFINITY || key > base || key < floor || distance >= limit) return;
-            const uint32_t bin = distance >> shift;
-            // Most of the vocabulary is far below: count that in registers.
-            if (bin >= BINS - 1) {
-                last_count++;
-                if (BY_WEIGHT) last_weight += weigh(x);
-            } else if (BY_WEIGHT) {
-                atomicAdd(&shared.weights[bin], weigh(x));
-            } else {
-                atomicAdd(&shared.counts[bin], 1u);
-            }
-        });
-        if (BY_WEIGHT && last_weight) atomicAdd(&shared.weights[BINS - 1], last_weight);
-        if (!BY_WEIGHT && last_count) atomicAdd(&shared.counts[BINS - 1], last_count);
-        if (threadIdx.x == 0) shared.found = BINS;
-        __syncthreads();
-        const uint32_t bin = threadIdx.x * 2;
-        const unsigned long long a = BY_WEIGHT ? shared.weights[bin] : shared.counts[bin];
-        const unsigned long long b = BY_WEIGHT ? shared.weights[bin + 1] : shared.counts[bin + 1];
-        const unsigned long long through = block_inclusive(a + b, shared.scan), until = through - a - b;
-        if (above + until < wanted && above + through >= wanted) {
-            const bool first = above + until + a >= wanted;
-            shared.found = first ? bin : bin + 1;
-            shared.before = above + (first ? until : until + a);
-        }
-        __syncthreads();
-        const uint32_t found = shared.found;
-        const unsigned long long before = shared.before;
-        __syncthreads();
-        if (found == BINS) return {0, 0xffffffffu};
-        above = before;
-        base -= found << shift;
-        if (found == BINS - 1 && limit > (static_cast<unsigned long long>(BINS) << shift)) {
-            limit -= static_cast<unsigned long long>(found) << shift;
-            shift = min(shift + 5, 21u);
-            continue;
-        }
-        if (shift == 0) {
-            const unsigned long long missing = wanted - above;
-            if (!BY_WEIGHT) return {base, uint32_t(missing)};
-            const unsigned long long one = max(weigh(value_of(base)), 1ull);
-            return {base, uint32_t(min((missing + one - 1) / one, 0xffffffffull))};
-        }
-        limit = 1ull << shift;
-        shift = shift > 11 ? shift - 11 : 0;
+                         const uint2 counts, const ulonglong2 weights, DrawShared &shared) {
+    const uint32_t bin = threadIdx.x * 2;
+    const unsigned long long a = BY_WEIGHT ? weights.x : counts.x, b = BY_WEIGHT ? weights.y : counts.y;
+    if (threadIdx.x == 0) shared.found = BINS, shared.listed = 0, shared.key = 0, shared.key_ties = 0xffffffffu;
+    __syncthreads();
+    const unsigned long long through = block_inclusive(a + b, shared.scan), until = through - a - b;
+    if (until < wanted && through >= wanted) {
+        const bool first = until + a >= wanted;
+        shared.found = first ? bin : bin + 1;
+        shared.before = first ? until : until + a;
     }
+    __syncthreads();
+    const uint32_t found = shared.found;
+    if (found == BINS) return {0, 0xffffffffu};
+    for_each(row, vocab, [&](float x, uint32_t) {
+        if (!(x > -INFINITY) || weigh.bin(x) != found) return;
+        const uint32_t place = atomicAdd(&shared.listed, 1u);
+        if (place < LISTED) shared.keys[place] = key_of(x);
+    });
+    __syncthreads();
+    const uint32_t listed = shared.listed;
+    const unsigned long long missing = wanted - shared.before;
+    if (listed <= LISTED) {
+        for (uint32_t i = threadIdx.x; i < listed; i += blockDim.x) {
+            const uint32_t key = shared.keys[i];
+            unsigned long long above = 0;
+            uint32_t equal = 0;
+            for (uint32_t j = 0; j < listed; j++) {
+                const uint32_t other = shared.keys[j];
+                if (other > key) above += BY_WEIGHT ? weigh(value_of(other)) : 1;
+                equal += other == key;
+            }
+            const unsigned long long one = BY_WEIGHT ? weigh(value_of(key)) : 1;
+            if (above < missing && above + equal * one >= missing) {
+                shared.key = key;
+                shared.key_ties = uint32_t(min((missing - above + one - 1) / one, 0xffffffffull));
+            }
+        }
+    } else {
+        // A bin too full to list, which flat or tied logits make: halve the range of keys until
+        // one key is left. Counts and weights above a key only grow as it falls.
+        uint32_t low = 0, high = 0xffffffffu;
+        while (low < high) {
+            const uint32_t middle = low + (high - low) / 2;
+            unsigned long long above = 0;
+            for_each(row, vocab, [&](float x, uint32_t) {
+                if (x > -INFINITY && weigh.bin(x) == found && key_of(x) > middle) above += BY_WEIGHT ? weigh(x) : 1;
+            });
+            above = block_reduce(above, Sum(), 0ull, shared.scan);
+            if (above < missing) high = middle;
+            else low = middle + 1;
+        }
+        unsigned long long above = 0;
+        for_each(row, vocab, [&](float x, uint32_t) {
+            if (x > -INFINITY && weigh.bin(x) == found && key_of(x) > low) above += BY_WEIGHT ? weigh(x) : 1;
+        });
+        above = block_reduce(above, Sum(), 0ull, shared.scan);
+        const unsigned long long one = BY_WEIGHT ? max(weigh(value_of(low)), 1ull) : 1;
+        if (threadIdx.x == 0) {
+            shared.key = low;
+            shared.key_ties = uint32_t(min((missing - above + one - 1) / one, 0xffffffffull));
+        }
+    }
+    __syncthreads();
+    const Filter filter = {shared.key, shared.key_ties};
+    __syncthreads();
+    return filter;
+}
+
+// Top k, then top p of what is left. Clears the histogram for the next step.
+__device__ Filter filter_of(const SamplingRow &row, const float *x, uint32_t vocab, const Weigher &weigh,
+                            Histogram &histogram, DrawShared &shared) {
+    const uint32_t bin = threadIdx.x * 2;
+    uint2 counts = make_uint2(histogram.counts[bin], histogram.counts[bin + 1]);
+    ulonglong2 weights = make_ulonglong2(histogram.weights[bin], histogram.weights[bin + 1]);
+    histogram.counts[bin] = histogram.counts[bin + 1] = 0;
+    histogram.weights[bin] = histogram.weights[bin + 1] = 0;
+    Filter filter = {0, 0xffffffffu};
+    if (row.top_k > 0 && row.top_k < vocab) filter = select<false>(x, vocab, weigh, row.top_k, counts, weights, shared);
+    if (row.top_p >= 1.f) return filter;
+    unsigned long long sum = weights.x + weights.y;
+    if (filter.key) {
+        // The weight of what top k kept.
+        uint32_t ties = 0;
+        sum = 0;
+        for_each(x, vocab, [&](float logit, uint32_t) {
+            const uint32_t key = key_of(logit);
+            if (key > filter.key && logit > -INFINITY) sum += weigh(logit);
+            ties += key == filter.key;
+        });
+        ties = block_reduce(ties, Sum(), 0u, shared.ties);
+        if (threadIdx.x == 0) sum += min(ties, filter.ties) * weigh(value_of(filter.key));
+    }
+    sum = block_reduce(sum, Sum(), 0ull, shared.scan);
+    const unsigned long long wanted = max(1ull, static_cast<unsigned long long>(ceil(double(row.top_p) * double(sum))));
+    const Filter kept = filter;
+    filter = select<true>(x, vocab, weigh, wanted, counts, weights, shared);
+    if (filter.key > kept.key) return filter;
+    return {kept.key, filter.key == kept.key ? min(kept.ties, filter.ties) : kept.ties};
 }
 
 // Draws from [begin, end) of the row. Each warp of the block has a run of neighbouring tokens; the
@@ -352,7 +443,8 @@ __device__ uint32_t draw(const float *row, uint32_t begin, uint32_t end, const W
 // blockIdx.x is the sampling row.
 extern "C" __global__ void __launch_bounds__(DRAW_THREADS)
     sample_draw(const float *logits, const SamplingRow *rows, const float *scratch, const uint32_t *scratch_rows,
-                const Slice *slices, uint32_t *sampled /* [rows] */, uint2 *results /* [rows] token, fault */,
+                const Slice *slices, const uint32_t *histogram_rows /* [rows] of `histograms` or NO_ROW */,
+                Histogram *histograms, uint32_t *sampled /* [rows] */, uint2 *results /* [rows] token, fault */,
                 uint32_t *state, uint32_t vocab) {
     __shared__ DrawShared shared;
     __shared__ Slice parts[SLICES];
@@ -379,26 +471,8 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS)
         const Weigher weigh = {best.value, row.temperature};
         const unsigned long long random = philox(row.choice, row.position, row.seed_low, row.seed_high);
         if (row.flags & ROW_FILTERED) {
-            Filter filter = {0, 0xffffffffu};
-            if (row.top_k > 0 && row.top_k < vocab)
-                filter = select<false>(x, vocab, weigh, row.top_k, 0, shared);
-            if (row.top_p < 1.f) {
-                // The weight of what top_k kept.
-                unsigned long long sum = 0;
-                uint32_t ties = 0;
-                for_each(x, vocab, [&](float logit, uint32_t) {
-                    const uint32_t key = key_of(logit);
-                    if (key > filter.key && logit > -INFINITY) sum += weigh(logit);
-                    ties += filter.key && key == filter.key;
-                });
-                sum = block_reduce(sum, Sum(), 0ull, shared.scan);
-                ties = block_reduce(ties, Sum(), 0u, shared.ties);
-                if (filter.key) sum += min(ties, filter.ties) * weigh(value_of(filter.key));
-                const unsigned long long wanted = max(1ull, static_cast<unsigned long long>(ceil(double(row.top_p) * double(sum))));
-                const Filter kept = filter;
-                filter = select<true>(x, vocab, weigh, wanted, kept.key, shared);
-                if (filter.key <= kept.key) filter = {kept.key, filter.key == kept.key ? min(kept.ties, filter.ties) : kept.ties};
-            }
+            Histogram &histogram = histograms[histogram_rows[blockIdx.x]];
+            const Filter filter = filter_of(row, x, vocab, weigh, histogram, shared);
             token = draw(x, 0, vocab, weigh, filter, row.min_p, random, shared);
         } else {
             // Slices first, then the tokens of one slice.
@@ -427,6 +501,10 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS)
             const unsigned long long fraction = min(static_cast<unsigned long long>(double(within) * 4294967296.0), 0xffffffffull);
             token = draw(x, begin, end, local, Filter{0, 0xffffffffu}, 0.f, fraction, shared);
         }
+    }
+    if (fault && (row.flags & ROW_FILTERED)) {
+        Histogram &unread = histograms[histogram_rows[blockIdx.x]];
+        for (uint32_t i = threadIdx.x; i < BINS; i += blockDim.x) unread.counts[i] = 0, unread.weights[i] = 0;
     }
     if (threadIdx.x == 0) {
         results[blockIdx.x] = make_uint2(token, fault);

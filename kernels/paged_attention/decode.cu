@@ -26,17 +26,18 @@ template <int D> struct Shared {
 };
 
 // Loads the 16 positions from `begin` on. Where blocks are whole multiples of a tile, the tile
-// lies in one block and its bytes are contiguous.
+// lies in `tile_block` and its bytes are contiguous.
 template <class T, int D>
-__device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32_t *table, uint32_t kv_head,
-                                          uint32_t begin, uint32_t first, uint32_t end, uint32_t stage) {
+__device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32_t *table, uint32_t tile_block,
+                                          uint32_t kv_head, uint32_t begin, uint32_t first, uint32_t end,
+                                          uint32_t stage) {
     const uint32_t lane = threadIdx.x & 31;
     constexpr int CHUNKS = D / 8;
     const T *keys = static_cast<const T *>(p.keys), *values = static_cast<const T *>(p.values);
     const bool in_one_block = p.block_size % TILE == 0;
     size_t base = 0;
     if (in_one_block)
-        base = ((size_t(table[begin / p.block_size]) * p.kv_heads + kv_head) * p.block_size + begin % p.block_size) * D;
+        base = ((size_t(tile_block) * p.kv_heads + kv_head) * p.block_size + begin % p.block_size) * D;
 #pragma unroll
     for (int c = 0; c < TILE * CHUNKS / 32; c++) {
         const uint32_t index = c * 32 + lane, row = index / CHUNKS, chunk = index % CHUNKS;
@@ -117,19 +118,30 @@ template <class T, int D> __device__ void decode(const AttentionParams &p) {
         for (int j = 0; j < 4; j++) acc[n][j] = 0;
     float best[2] = {-INFINITY, -INFINITY}, total[2] = {0, 0};
 
+    // Each lane holds the block of one of the warp's next 32 tiles, so that no tile waits for its
+    // entry of the table.
     const uint32_t step = WARPS * TILE;
-    uint32_t next = begin + warp * TILE;
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) {
-        if (next < end) load_tile<T, D>(p, table, kv_head, next, first, end, ring + s * S::STAGE);
+    uint32_t next = begin + warp * TILE, ahead = 0, entry = 0;
+    const auto load_next = [&](uint32_t stage) {
+        if (next < end) {
+            if (ahead % 32 == 0) {
+                const uint32_t mine = next + lane * step;
+                entry = mine < end ? table[mine / p.block_size] : 0;
+            }
+            const uint32_t block = __shfl_sync(0xffffffffu, entry, ahead % 32);
+            load_tile<T, D>(p, table, block, kv_head, next, first, end, stage);
+        }
         copy_async_commit();
         next += step;
+        ahead++;
+    };
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) {
+        load_next(ring + s * S::STAGE);
     }
     uint32_t turn = 0;
     for (uint32_t at = begin + warp * TILE; at < end; at += step, turn++) {
-        if (next < end) load_tile<T, D>(p, table, kv_head, next, first, end, ring + (turn + STAGES - 1) % STAGES * S::STAGE);
-        copy_async_commit();
-        next += step;
+        load_next(ring + (turn + STAGES - 1) % STAGES * S::STAGE);
         copy_async_wait<STAGES - 1>();
         __syncwarp();
         const uint32_t keys = ring + turn % STAGES * S::STAGE, values = keys + TILE * S::ROW;

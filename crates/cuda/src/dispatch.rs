@@ -44,19 +44,21 @@ pub(crate) fn attention(
     heads_per_kv: usize,
 ) -> AttentionKernels {
     let is_16_bit = dtype == kv_dtype && dtype.size() == 2;
-    let (warps, tile) = if head_dim > 128 { (4, 32) } else { (8, 64) };
-    if is_16_bit && MMA_DIMS.contains(&head_dim) && heads_per_kv <= warps * 16 {
+    let prefill_rows = if head_dim > 128 { 64 } else { 128 };
+    if is_16_bit && MMA_DIMS.contains(&head_dim) && heads_per_kv <= prefill_rows {
         let name = suffix(dtype);
         let row = head_dim * 2 + 16;
+        let tile = if head_dim > 64 { 32 } else { 64 };
         return AttentionKernels {
             decode: format!("paged_attention_decode_{name}_d{head_dim}"),
             prefill: format!("paged_attention_prefill_{name}_d{head_dim}"),
             decode_threads: 128,
             // 4 warps, 2 tiles each of 16 keys and 16 values.
             decode_shared: 4 * 2 * 2 * 16 * row,
-            prefill_threads: warps * 32,
-            prefill_shared: 2 * 2 * tile * row,
-            prefill_rows: warps * 16,
+            prefill_threads: 128,
+            // 2 tiles of keys and values, and the queries.
+            prefill_shared: (2 * 2 * tile + prefill_rows) * row,
+            prefill_rows,
             decode_heads: Some(16),
         };
     }
@@ -82,56 +84,10 @@ pub(crate) fn gated(activation: Activation, dtype: DType) -> String {
     format!("gated_{name}_{}", suffix(dtype))
 }
 
-/// The kernel family for a product of few rows. `None` where the library does it.
-pub(crate) fn skinny(rows: usize, inputs: usize, dtype: DType) -> Option<Skinny> {
-    if dtype.size() != 2 || !inputs.is_multiple_of(8) {
-        return None;
-    }
-    match rows {
-        1 if inputs <= MAX_ONE_ROW_INPUTS => Some(Skinny::OneRow),
-        1..=8 => Some(Skinny::Eight),
-        9..=16 => Some(Skinny::Sixteen),
-        _ => None,
-    }
-}
-
-/// Kernels for products of few rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Skinny {
-    /// One row, a warp an output.
-    OneRow,
-    /// At most 8 rows, on tensor cores.
-    Eight,
-    /// At most 16 rows, on tensor cores.
-    Sixteen,
-}
-
-impl Skinny {
-    /// Every family.
-    pub const ALL: [Self; 3] = [Self::OneRow, Self::Eight, Self::Sixteen];
-    /// Outputs of a block.
-    pub const fn outputs(self) -> usize {
-        match self {
-            Self::OneRow => 8,
-            Self::Eight | Self::Sixteen => 16,
-        }
-    }
-    /// Bytes of dynamic shared memory.
-    pub const fn shared(self, inputs: usize) -> usize {
-        match self {
-            Self::OneRow => inputs * 2,
-            Self::Eight | Self::Sixteen => 0,
-        }
-    }
-    /// The kernel for these types.
-    pub fn name(self, dtype: DType, out: DType) -> String {
-        let types = format!("{}_{}", suffix(dtype), suffix(out));
-        match self {
-            Self::OneRow => format!("linear_one_row_{types}"),
-            Self::Eight => format!("linear_skinny_{types}_g1"),
-            Self::Sixteen => format!("linear_skinny_{types}_g2"),
-        }
-    }
+/// Whether the product is one of our own: one row, whose cost is reading the weights. For more rows
+/// the library's kernels are as fast or faster.
+pub(crate) fn is_one_row(rows: usize, inputs: usize, dtype: DType) -> bool {
+    rows == 1 && dtype.size() == 2 && inputs.is_multiple_of(8) && inputs <= MAX_ONE_ROW_INPUTS
 }
 
 #[cfg(test)]
@@ -153,13 +109,11 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_take_the_skinny_products() {
-        assert_eq!(skinny(17, 4096, DType::BF16), None);
-        assert_eq!(skinny(1, 4096, DType::F32), None);
-        assert_eq!(skinny(1, 4100, DType::BF16), None);
-        assert_eq!(skinny(1, 4096, DType::BF16), Some(Skinny::OneRow));
-        assert_eq!(skinny(1, 65536, DType::BF16), Some(Skinny::Eight));
-        assert_eq!(skinny(16, 4096, DType::F16), Some(Skinny::Sixteen));
-        assert_eq!(Skinny::Eight.name(DType::BF16, DType::F32), "linear_skinny_bf16_f32_g1");
+    fn one_row_takes_its_own_product() {
+        assert!(is_one_row(1, 4096, DType::BF16));
+        assert!(!is_one_row(2, 4096, DType::BF16));
+        assert!(!is_one_row(1, 4096, DType::F32));
+        assert!(!is_one_row(1, 4100, DType::BF16));
+        assert!(!is_one_row(1, 65536, DType::F16));
     }
 }

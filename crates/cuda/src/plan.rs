@@ -88,6 +88,9 @@ pub(crate) const SAMPLED_ROW_WORDS: usize = 4 + 2 * MAX_TOP;
 pub(crate) const SLICES: usize = 32;
 pub(crate) const SLICE_WORDS: usize = 6;
 
+/// Words of a row's histogram: 2048 counts, then as many 64-bit weights.
+pub(crate) const HISTOGRAM_WORDS: usize = 2048 * 3;
+
 /// Parameters of the attention kernels.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -113,7 +116,7 @@ pub(crate) struct AttentionParams {
 }
 
 /// Shortest range that a context is split into: below it, merging costs more than it saves.
-const MIN_SPLIT: usize = 128;
+const MIN_SPLIT: usize = 256;
 /// Ranges are whole multiples of this, the positions that a block takes in one turn.
 const SPLIT_STEP: usize = 64;
 /// Blocks wanted for each multiprocessor before splitting stops.

@@ -10,8 +10,8 @@ use pagedllm_core::{
 
 use crate::device::{Device, DeviceBuffer, Event, HostBuffer, Staging};
 use crate::plan::{
-    MAX_TOP, ROW_FILTERED, ROW_GREEDY, ROW_LOGPROBS, ROW_MASK, ROW_SCORE, ROW_STATE,
-    SAMPLED_ROW_WORDS, SLICE_WORDS, SLICES, SamplingWords,
+    HISTOGRAM_WORDS, MAX_TOP, ROW_FILTERED, ROW_GREEDY, ROW_LOGPROBS, ROW_MASK, ROW_SCORE,
+    ROW_STATE, SAMPLED_ROW_WORDS, SLICE_WORDS, SLICES, SamplingWords,
 };
 
 /// No scratch row.
@@ -44,6 +44,8 @@ pub(crate) struct Sampler {
     /// `[state rows, V]` penalty state.
     pub state: DeviceBuffer,
     pub slices: DeviceBuffer,
+    /// `[filtered rows]` histograms, zeros between steps.
+    pub histograms: DeviceBuffer,
     pub vocab: usize,
     max_rows: usize,
     max_seqs: usize,
@@ -57,6 +59,9 @@ pub(crate) struct PackedRows {
     pub scratch_rows: u64,
     pub adjusted_rows: u64,
     pub num_adjusted: usize,
+    pub filtered_rows: u64,
+    pub num_filtered: usize,
+    pub histogram_rows: u64,
     pub logprob_rows: u64,
     pub num_logprobs: usize,
     pub masks: u64,
@@ -71,6 +76,8 @@ struct Rows {
     words: Vec<SamplingWords>,
     scratch_rows: Vec<u32>,
     adjusted: Vec<u32>,
+    filtered: Vec<u32>,
+    histogram_rows: Vec<u32>,
     logprobs: Vec<u32>,
     masks: Vec<u32>,
     biases: Vec<[u32; 2]>,
@@ -81,7 +88,7 @@ impl Sampler {
     pub fn new(device: &Arc<Device>, spec: &WorkspaceSpec) -> Result<Self, DeviceError> {
         let max_rows = spec.max_logit_rows + spec.max_num_seqs;
         let mask_words = spec.vocab_size.div_ceil(32);
-        let words = max_rows * (ROW_LEN + 3)
+        let words = max_rows * (ROW_LEN + 5)
             + spec.max_num_seqs * (mask_words + 2 * RESERVED_BIASES)
             + 2 * spec.vocab_size;
         let output_words = max_rows * (2 + SAMPLED_ROW_WORDS);
@@ -100,6 +107,7 @@ impl Sampler {
             sampled: buffer(max_rows)?,
             state: buffer(spec.max_num_seqs * spec.vocab_size)?,
             slices: buffer(max_rows * SLICES * SLICE_WORDS)?,
+            histograms: buffer(spec.max_num_seqs * HISTOGRAM_WORDS)?,
             vocab: spec.vocab_size,
             max_rows,
             max_seqs: spec.max_num_seqs,
@@ -110,7 +118,8 @@ impl Sampler {
     pub fn upload(&mut self, sampling: &SamplingBatch) -> Result<PackedRows, DeviceError> {
         assert!(sampling.rows.len() <= self.max_rows, "{} sampling rows", sampling.rows.len());
         let rows = self.pack(sampling);
-        let lists: [&[u32]; 6] = [
+        assert!(rows.filtered.len() <= self.max_seqs, "{} rows draw", rows.filtered.len());
+        let lists: [&[u32]; 8] = [
             bytemuck::cast_slice(&rows.words),
             // Pairs of words are read as one, so what precedes them is padded to an even place.
             bytemuck::cast_slice(&rows.biases),
@@ -118,6 +127,8 @@ impl Sampler {
             &rows.adjusted,
             &rows.logprobs,
             &rows.masks,
+            &rows.filtered,
+            &rows.histogram_rows,
         ];
         let len = lists.iter().map(|list| list.len().next_multiple_of(4)).sum();
         if len > self.staging.capacity() {
@@ -127,20 +138,24 @@ impl Sampler {
         }
         let words = self.staging.words()?;
         let mut at = 0;
-        let mut places = [0; 6];
+        let mut places = [0; 8];
         for (list, place) in lists.iter().zip(&mut places) {
             words[at..at + list.len()].copy_from_slice(list);
             *place = self.landing.address() + at as u64 * 4;
             at += list.len().next_multiple_of(4);
         }
         self.staging.send(self.landing.address(), len)?;
-        let [packed, biases, scratch_rows, adjusted_rows, logprob_rows, masks] = places;
+        let [packed, biases, scratch_rows, adjusted_rows, logprob_rows, masks, filtered_rows, last] =
+            places;
         Ok(PackedRows {
             num_rows: rows.words.len(),
             rows: packed,
             scratch_rows,
             adjusted_rows,
             num_adjusted: rows.adjusted.len(),
+            filtered_rows,
+            num_filtered: rows.filtered.len(),
+            histogram_rows: last,
             logprob_rows,
             num_logprobs: rows.logprobs.len(),
             masks,
@@ -169,6 +184,12 @@ impl Sampler {
                 rows.adjusted.push(index as u32);
             } else {
                 rows.scratch_rows.push(NO_ROW);
+            }
+            if words.flags & ROW_FILTERED == 0 {
+                rows.histogram_rows.push(NO_ROW);
+            } else {
+                rows.histogram_rows.push(rows.filtered.len() as u32);
+                rows.filtered.push(index as u32);
             }
             if let Some(count) = row.num_logprobs {
                 words.flags |= ROW_LOGPROBS;

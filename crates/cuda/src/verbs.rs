@@ -7,7 +7,7 @@ use pagedllm_core::{BlockCopy, DType, SamplingBatch, StateOp, StepInput};
 
 use crate::backend::CudaBackend;
 use crate::device::{DeviceBuffer, copy_bytes, fill_words};
-use crate::dispatch::{self, Skinny, suffix};
+use crate::dispatch::{self, suffix};
 use crate::kernel::Kernels;
 use crate::kv::KvCache;
 use crate::launch::blas::Product;
@@ -33,10 +33,11 @@ pub(crate) struct Verbs {
     unpack_step: Function,
     sample_adjust: Function,
     sample_scan: Function,
+    sample_histogram: Function,
     sample_draw: Function,
     sample_logprobs: Function,
     state_count: Function,
-    skinny: HashMap<(Skinny, DType), Function>,
+    one_row: HashMap<DType, Function>,
     any: HashMap<DType, Function>,
 }
 
@@ -44,14 +45,12 @@ impl Verbs {
     pub fn new(kernels: &Kernels, dtype: DType) -> Result<Self, DeviceError> {
         let get = |name: &str| kernels.get(name);
         let name = suffix(dtype);
-        let mut skinny = HashMap::new();
+        let mut one_row = HashMap::new();
         let mut any = HashMap::new();
         for out in [dtype, DType::F32] {
             any.insert(out, get(&format!("linear_any_{name}_{}", suffix(out)))?);
             if dtype.size() == 2 {
-                for shape in Skinny::ALL {
-                    skinny.insert((shape, out), get(&shape.name(dtype, out))?);
-                }
+                one_row.insert(out, get(&format!("linear_one_row_{name}_{}", suffix(out)))?);
             }
         }
         Ok(Self {
@@ -66,10 +65,11 @@ impl Verbs {
             unpack_step: get("unpack_step")?,
             sample_adjust: get("sample_adjust")?,
             sample_scan: get("sample_scan")?,
+            sample_histogram: get("sample_histogram")?,
             sample_draw: get("sample_draw")?,
             sample_logprobs: get("sample_logprobs")?,
             state_count: get("state_count")?,
-            skinny,
+            one_row,
             any,
         })
     }
@@ -195,6 +195,7 @@ impl CudaBackend {
         assert_eq!(vocab, sampler.vocab, "logits are over the vocabulary");
         let (slices, sampled) = (sampler.slices.address(), sampler.sampled.address());
         let state = sampler.state.address();
+        let histograms = sampler.histograms.address();
         let scratch = self.take(rows.num_adjusted, vocab, DType::F32);
         let (x, vocab) = (Arg::U64(logits.address()), Arg::U32(vocab as u32));
         let (list, scratch_rows) = (Arg::U64(rows.rows), Arg::U64(rows.scratch_rows));
@@ -224,6 +225,14 @@ impl CudaBackend {
             &[x, list, scratch, scratch_rows, slices, vocab],
         )?;
         let results = Arg::U64(rows.results);
+        let histograms = Arg::U64(histograms);
+        let filtered = Arg::U64(rows.filtered_rows);
+        issue(
+            self.verbs.sample_histogram,
+            [SLICES, rows.num_filtered, 1],
+            256,
+            &[x, list, scratch, scratch_rows, filtered, slices, histograms, vocab],
+        )?;
         issue(
             self.verbs.sample_draw,
             [rows.num_rows, 1, 1],
@@ -234,6 +243,8 @@ impl CudaBackend {
                 scratch,
                 scratch_rows,
                 slices,
+                Arg::U64(rows.histogram_rows),
+                histograms,
                 Arg::U64(sampled),
                 results,
                 Arg::U64(state),
@@ -327,20 +338,12 @@ impl CudaBackend {
         let dtype = self.options.dtype;
         let common = [Arg::U64(p.w), Arg::U64(p.x), Arg::U64(p.bias), Arg::U64(p.y)];
         let (outputs, inputs) = (Arg::U32(p.outputs as u32), Arg::U32(p.inputs as u32));
-        if let Some(skinny) = dispatch::skinny(p.rows, p.inputs, dtype) {
+        if dispatch::is_one_row(p.rows, p.inputs, dtype) {
             let [w, x, bias, y] = common;
-            let shape = Shape {
-                grid: [p.outputs.div_ceil(skinny.outputs()), 1, 1],
-                threads: 256,
-                shared: skinny.shared(p.inputs),
-            };
-            let function = self.verbs.skinny[&(skinny, p.out_dtype)];
-            if skinny == Skinny::OneRow {
-                self.issue(function, shape, &[w, x, bias, y, outputs, inputs]);
-            } else {
-                let rows = Arg::U32(p.rows as u32);
-                self.issue(function, shape, &[w, x, bias, y, rows, outputs, inputs]);
-            }
+            let shape =
+                Shape { grid: [p.outputs.div_ceil(8), 1, 1], threads: 256, shared: p.inputs * 2 };
+            let function = self.verbs.one_row[&p.out_dtype];
+            self.issue(function, shape, &[w, x, bias, y, outputs, inputs]);
             return;
         }
         let product = Product {

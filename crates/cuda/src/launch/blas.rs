@@ -16,6 +16,9 @@ use crate::device::{Device, DeviceBuffer};
 /// Scratch memory of the library, as NVIDIA advises for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
+/// Shapes whose algorithms are kept.
+const MAX_PLANS: usize = 2048;
+
 /// A product `y[rows, outputs] = x[rows, inputs] . w[outputs, inputs]^T + bias`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Product {
@@ -105,6 +108,10 @@ impl Blas {
         y: u64,
     ) -> Result<(), DeviceError> {
         if !self.plans.contains_key(&product) {
+            // Prompts come in every length; what is thrown away here is chosen again.
+            if self.plans.len() >= MAX_PLANS {
+                self.plans.clear();
+            }
             let plan = Plan::new(self.handle, product)?;
             self.plans.insert(product, plan);
         }
