@@ -161,6 +161,20 @@ unsafe fn unpack_groups<const F: usize, const G: i32>(
     (low, high)
 }
 
+/// Asks for what lies this many bytes further on: the prefetchers of the processor stop at page
+/// ends, and panels are about a page long.
+const AHEAD: usize = 2048;
+
+/// Asks for `len` bytes, some time before they are read.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn prefetch(from: *const u8, len: usize) {
+    for line in (0..len).step_by(64) {
+        // Of any address this is without effect.
+        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line).cast());
+    }
+}
+
 /// Four activations of a row in every lane.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -253,12 +267,13 @@ unsafe fn dot_block<const F: usize, const R: usize>(
     dots
 }
 
-/// `R` rows by one panel.
+/// `R` rows by one panel. The first rows find it in memory, the others in the cache.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn int8_tile<const F: usize, const R: usize>(
     panel: &Panel<'_>,
     x: Int8Rows<'_>,
     (c, ldc): (*mut f32, usize),
+    is_first: bool,
 ) {
     let format = const { WeightFormat::ALL[F] };
     let bytes = const { int_bytes(WeightFormat::ALL[F]) };
@@ -270,7 +285,14 @@ unsafe fn int8_tile<const F: usize, const R: usize>(
     // 8-bit weights keep their sign, so nothing is to be taken off.
     let off = if bits(format) == 8 { 0.0 } else { offset(format) };
     let mut sums = [[_mm256_setzero_ps(); 2]; R];
+    let next_scales = panel.scales.as_ptr().wrapping_add(panel.ints.len() + panel.scales.len());
+    let (entry_cols, entry_bytes) = const { scale_entry(WeightFormat::ALL[F]) };
     for block in 0..panel.cols / BLOCK {
+        if is_first {
+            prefetch(panel.ints.as_ptr().wrapping_add(block * bytes + AHEAD), bytes);
+            let len = entry_bytes * BLOCK / entry_cols;
+            prefetch(next_scales.wrapping_add(block * len), len);
+        }
         // SAFETY: the panel has this block, `x` has `R` rows of the panel's columns.
         unsafe {
             let ints = panel.ints.as_ptr().add(block * bytes);
@@ -319,19 +341,19 @@ unsafe fn int8_rows<const F: usize>(
         unsafe {
             row += match rows - row {
                 1 => {
-                    int8_tile::<F, 1>(panel, x, c);
+                    int8_tile::<F, 1>(panel, x, c, row == 0);
                     1
                 }
                 2 => {
-                    int8_tile::<F, 2>(panel, x, c);
+                    int8_tile::<F, 2>(panel, x, c, row == 0);
                     2
                 }
                 3 => {
-                    int8_tile::<F, 3>(panel, x, c);
+                    int8_tile::<F, 3>(panel, x, c, row == 0);
                     3
                 }
                 _ => {
-                    int8_tile::<F, 4>(panel, x, c);
+                    int8_tile::<F, 4>(panel, x, c, row == 0);
                     4
                 }
             };
@@ -388,6 +410,10 @@ unsafe fn dense_tile<const F: usize, const R: usize, const U: usize>(
     unsafe {
         let mut i = 0;
         while i + U * step <= k {
+            if R == 1 {
+                let row_bytes = PANEL * WeightFormat::ALL[F].block_bytes();
+                prefetch(panel.wrapping_add(i * row_bytes + AHEAD), U * step * row_bytes);
+            }
             for (u, sums) in sums.iter_mut().enumerate() {
                 let weights = load_dense::<F>(panel, i + u * step);
                 for (odd, weights) in weights.iter().enumerate().take(step) {

@@ -118,16 +118,17 @@ fn tanh(x: f32) -> f32 {
 pub fn quantize(x: &[f32], ints: &mut [i8], scales: &mut [f32], sums: &mut [f32]) {
     let blocks = x.chunks_exact(32).zip(ints.chunks_exact_mut(32));
     for ((x, ints), (scale, sums)) in blocks.zip(scales.iter_mut().zip(sums.chunks_exact_mut(2))) {
-        let mut largest = [0.0f32; LANES];
+        let (mut largest, mut unsound) = ([0.0f32; LANES], [0.0f32; LANES]);
         for x in x.chunks_exact(LANES) {
-            for (largest, x) in largest.iter_mut().zip(x) {
-                let x = x.abs();
-                *largest = if x > *largest { x } else { *largest };
+            for i in 0..LANES {
+                let size = x[i].abs();
+                largest[i] = if size > largest[i] { size } else { largest[i] };
+                unsound[i] += x[i] * 0.0;
             }
         }
         let largest = largest.iter().fold(0.0f32, |a, &b| if b > a { b } else { a });
         // A NaN or an infinity must reach the logits, where the row's fault is found.
-        let sound = x.iter().map(|x| x * 0.0).sum::<f32>() == 0.0;
+        let sound = lane_sum(&unsound) == 0.0;
         *scale = if sound { largest / 127.0 } else { f32::NAN };
         let inverse = if largest > 0.0 && sound { 127.0 / largest } else { 0.0 };
         for ((x, ints), sum) in
