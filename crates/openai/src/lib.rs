@@ -11,6 +11,8 @@
 //! 3. A field either has its effect, or is refused by name, or is reported as ignored.
 //! 4. Every list and nesting in a body has a limit.
 
+#![forbid(unsafe_code)]
+
 mod answer;
 mod call;
 mod chat;

@@ -990,3 +990,31 @@ fn models_are_listed_under_all_their_names() {
     assert_eq!(answer["model"], "c");
     assert_eq!(completion(&service, json!({"prompt": "x"}))["model"], "a/b");
 }
+
+#[test]
+fn cached_prefixes_are_shared_only_under_one_salt() {
+    let service = service();
+    let cached = |salt: Option<&str>, caller: &[u8]| {
+        let mut body = json!({"prompt": vec![9; 100], "max_tokens": 1});
+        if let Some(salt) = salt {
+            body["cache_salt"] = salt.into();
+        }
+        let caller = Caller { salt: caller.to_vec(), request_id: None };
+        let answer = service
+            .complete(Endpoint::Completions, body.to_string().as_bytes(), &caller)
+            .expect("accepted");
+        let AnswerBody::Plain(mut plain) = answer.body else { panic!("plain") };
+        let text = plain.wait(LONG).expect("it succeeds").expect("in time");
+        let answer: Value = serde_json::from_str(&text).expect("JSON");
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count")
+    };
+    for (salt, caller) in
+        [(None, &b""[..]), (None, b"key 1"), (None, b"key 2"), (Some("key 1"), b""), (Some("s"), b"k")]
+    {
+        assert_eq!(cached(salt, caller), 0, "{salt:?} {caller:?} meets nobody's prefix");
+        assert!(cached(salt, caller) >= 80, "{salt:?} {caller:?} meets its own");
+    }
+    assert!(cached(Some("s"), b"another key") >= 80, "a salt of one's own is shared on purpose");
+    let body = json!({"prompt": "a", "cache_salt": ""});
+    refused(&service, Endpoint::Completions, &body, "cache_salt");
+}

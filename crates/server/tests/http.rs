@@ -416,7 +416,7 @@ fn bytes_that_are_no_http_do_no_harm() {
     }
     // Valid requests, damaged at random.
     let seed = std::env::var("SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(20_261_130_u64);
-    println!("SEED={seed}");
+    eprintln!("SEED={seed}");
     let mut state = seed;
     let mut random = |below: usize| {
         state =
@@ -689,4 +689,17 @@ fn silent_streams_get_comments_when_asked_for() {
     let answer = world.complete(&json!({"prompt": "a", "max_tokens": 2, "stream": true}));
     assert!(answer.body.starts_with(": keep-alive\n\n"), "{}", answer.body);
     assert!(answer.body.ends_with("data: [DONE]\n\n"));
+}
+
+#[test]
+fn a_dead_engine_fails_its_probes_and_nothing_hangs() {
+    let behaviour = Behaviour { fails_at: Some(5), ..Behaviour::default() };
+    let world = World::new(behaviour, |_| {});
+    let stream = world.complete(&json!({"prompt": "a", "max_tokens": 50, "stream": true}));
+    assert!(stream.body.contains("\"error\":{") && !stream.body.contains("secret"), "{stream:?}");
+    world.complete(&json!({"prompt": "a"})).check_error(500);
+    assert_eq!(world.get("/health", "").status, 503);
+    assert_eq!(world.get("/ready", "").status, 503);
+    assert_eq!(world.get("/metrics", "").status, 200);
+    world.handle.stop(LONG);
 }
