@@ -11,7 +11,7 @@ use pagedllm_core::GroupTables;
 use crate::kv_cache::{CellShape, STRIP};
 use crate::simd::Kernels;
 use crate::threads::{ThreadPool, TileMut, Tiles};
-use crate::workspace::Scratch;
+use crate::workspace::{Scratch, ScratchSizes};
 
 /// Strips in a tile of the context.
 const TILE_STRIPS: usize = 4;
@@ -34,6 +34,27 @@ pub struct AttentionLayer {
     pub sinks: Option<Vec<f32>>,
 }
 
+/// What a task of a layer like this needs.
+#[must_use]
+pub fn scratch_sizes(spec: &AttentionSpec) -> ScratchSizes {
+    let group = spec.num_heads / spec.num_kv_heads;
+    let rows = tokens_per_task(spec) * group;
+    let width = spec.head_dim.next_multiple_of(STRIP);
+    ScratchSizes {
+        panel: width * STRIP,
+        values: width * TILE,
+        tile: (rows * TILE).max(spec.head_dim),
+        queries: rows * spec.head_dim,
+        sums: rows * width,
+        totals: 2 * rows,
+    }
+}
+
+/// Queries in a task.
+fn tokens_per_task(spec: &AttentionSpec) -> usize {
+    (TASK_ROWS / (spec.num_heads / spec.num_kv_heads)).max(1)
+}
+
 /// Where the rows of a step belong, cut into tasks. Rebuilt for each layer, kept for its memory.
 #[derive(Default)]
 pub struct QueryBlocks {
@@ -54,7 +75,7 @@ impl QueryBlocks {
 
     fn cut(&mut self, query_starts: &[u32], spec: &AttentionSpec) {
         let group = spec.num_heads / spec.num_kv_heads;
-        let len = (TASK_ROWS / group).max(1);
+        let len = tokens_per_task(spec);
         self.chunks.clear();
         self.row_starts.clear();
         for (chunk, ends) in query_starts.windows(2).enumerate() {
@@ -155,12 +176,7 @@ impl<'a> Task<'a> {
     fn run(&self, kernels: &Kernels, tile: TileMut<'_>, scratch: &mut Scratch) {
         let (shape, rows) = (self.problem.shape, self.rows());
         let width = shape.value_tiles() * STRIP;
-        scratch.panel.grow(shape.key_rows() * STRIP);
-        scratch.values.grow(width * TILE);
-        scratch.tile.grow(rows * TILE);
-        scratch.queries.grow(rows * shape.head_dim);
-        scratch.sums.grow(rows * width);
-        scratch.totals.grow(2 * rows);
+        scratch.reserve(&scratch_sizes(&self.problem.layer.spec));
         self.gather_queries(&mut scratch.queries);
         scratch.sums[..rows * width].fill(0.0);
         let (best, totals) = scratch.totals.split_at_mut(rows);

@@ -11,14 +11,14 @@ use pagedllm_core::{
     TokenSource, WeightView,
 };
 
-use crate::attention::{AttentionLayer, Problem, QueryBlocks, attend};
+use crate::attention::{self, AttentionLayer, Problem, QueryBlocks, attend};
 use crate::kv_cache::KvCache;
 use crate::linear::{CpuDType, Inputs, Linear, rows_per_task};
 use crate::rope::{Angles, turn_row};
 use crate::sampler;
 use crate::simd::{Isa, Kernels};
 use crate::threads::{Chunks, Dealt, Parts, Shares, ThreadPool};
-use crate::workspace::{Arena, Tensor, available_bytes};
+use crate::workspace::{Arena, ScratchSizes, Tensor, available_bytes};
 
 /// Steps that may be held at the same time: two in flight, and the one being dropped.
 const MAX_STEPS: usize = 3;
@@ -69,6 +69,7 @@ pub struct CpuBackend {
     inputs: Inputs,
     angles: Angles,
     query_blocks: QueryBlocks,
+    scratch_sizes: ScratchSizes,
     steps: Vec<Arc<StepData>>,
     num_steps: u64,
     /// What the previous step drew, for `TokenSource::SampledBy`.
@@ -122,6 +123,7 @@ impl CpuBackend {
             inputs: Inputs::default(),
             angles: Angles::default(),
             query_blocks: QueryBlocks::default(),
+            scratch_sizes: ScratchSizes::default(),
             steps: (0..MAX_STEPS).map(|_| Arc::default()).collect(),
             num_steps: 0,
             drawn: Vec::new(),
@@ -175,7 +177,9 @@ impl Backend for CpuBackend {
         parts: &[LinearPart<'_>],
         _split: Split,
     ) -> Result<Linear, DeviceError> {
-        Linear::load(parts, self.dtype, &mut self.pool)
+        let linear = Linear::load(parts, self.dtype, &mut self.pool)?;
+        self.scratch_sizes = self.scratch_sizes.max(linear.scratch_sizes());
+        Ok(linear)
     }
 
     fn load_norm(&mut self, gain: &WeightView<'_>, eps: f32) -> Result<CpuNorm, DeviceError> {
@@ -183,7 +187,8 @@ impl Backend for CpuBackend {
     }
 
     fn load_vocab(&mut self, table: &WeightView<'_>) -> Result<Linear, DeviceError> {
-        Linear::load_one(table, self.dtype, &mut self.pool)
+        let part = LinearPart { weight: table.clone(), bias: None };
+        self.load_linear(&[part], Split::Whole)
     }
 
     fn load_attention(
@@ -197,6 +202,7 @@ impl Backend for CpuBackend {
             let message = format!("{} heads over {}", spec.num_heads, spec.num_kv_heads);
             return Err(DeviceError::Unsupported(message));
         }
+        self.scratch_sizes = self.scratch_sizes.max(attention::scratch_sizes(spec));
         Ok(AttentionLayer {
             spec: spec.clone(),
             rope: spec.rope.as_ref().map(|rope| self.angles.register(rope)),
@@ -213,6 +219,8 @@ impl Backend for CpuBackend {
         self.arena.reserve(MAX_LARGE_TENSORS, tokens * widest)?;
         self.arena.reserve(2, spec.max_logit_rows * spec.vocab_size)?;
         self.inputs.reserve(tokens.max(spec.max_logit_rows), widest)?;
+        let sizes = self.scratch_sizes;
+        self.pool.reserve_scratch(|scratch| scratch.reserve(&sizes));
         self.angles.reserve(tokens);
         self.query_blocks.reserve(tokens);
         self.drawn.reserve(spec.max_logit_rows);

@@ -197,6 +197,50 @@ pub struct Scratch {
     pub totals: Buffer<f32>,
 }
 
+impl Scratch {
+    /// Makes room for what `sizes` says: panel, values, tile, queries, sums, totals.
+    pub fn reserve(&mut self, sizes: &ScratchSizes) {
+        self.panel.grow(sizes.panel);
+        self.values.grow(sizes.values);
+        self.tile.grow(sizes.tile);
+        self.queries.grow(sizes.queries);
+        self.sums.grow(sizes.sums);
+        self.totals.grow(sizes.totals);
+    }
+}
+
+/// Elements that each part of [`Scratch`] needs at most.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScratchSizes {
+    /// Of `panel`.
+    pub panel: usize,
+    /// Of `values`.
+    pub values: usize,
+    /// Of `tile`.
+    pub tile: usize,
+    /// Of `queries`.
+    pub queries: usize,
+    /// Of `sums`.
+    pub sums: usize,
+    /// Of `totals`.
+    pub totals: usize,
+}
+
+impl ScratchSizes {
+    /// The larger of both, part by part.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            panel: self.panel.max(other.panel),
+            values: self.values.max(other.values),
+            tile: self.tile.max(other.tile),
+            queries: self.queries.max(other.queries),
+            sums: self.sums.max(other.sums),
+            totals: self.totals.max(other.totals),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

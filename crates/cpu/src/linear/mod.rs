@@ -6,11 +6,11 @@
 pub mod packed;
 
 use pagedllm_backend::{DeviceError, dequantize};
-use pagedllm_core::{LinearPart, WeightFormat, WeightView};
+use pagedllm_core::{LinearPart, WeightFormat};
 
-use crate::simd::{Bf16Rows, FloatRows, Int8Rows, Kernels, ROW_SLACK};
+use crate::simd::{Bf16Rows, CHUNK, FloatRows, Int8Rows, Kernels, ROW_SLACK};
 use crate::threads::{Chunks, Parts, ThreadPool, Tiles};
-use crate::workspace::Buffer;
+use crate::workspace::{Buffer, ScratchSizes};
 use packed::{BLOCK, PANEL, Packed, is_dense};
 
 /// Tasks that a thread gets at least, where there are enough panels, so that stealing evens out
@@ -101,16 +101,11 @@ impl Linear {
         Ok(linear)
     }
 
-    /// Packs a single matrix without bias.
-    ///
-    /// # Errors
-    /// As [`load`](Self::load).
-    pub fn load_one(
-        weight: &WeightView<'_>,
-        dtype: CpuDType,
-        pool: &mut ThreadPool,
-    ) -> Result<Self, DeviceError> {
-        Self::load(&[LinearPart { weight: weight.clone(), bias: None }], dtype, pool)
+    /// What a task of this matrix needs: a panel as f32 in parts, or as bytes or bf16 whole.
+    #[must_use]
+    pub fn scratch_sizes(&self) -> ScratchSizes {
+        let panel = CHUNK.max(self.cols.next_multiple_of(BLOCK) / 2) * PANEL;
+        ScratchSizes { panel, tile: MAX_TASK_ROWS * PANEL, ..ScratchSizes::default() }
     }
 
     /// Outputs.
@@ -401,7 +396,8 @@ mod tests {
             for format in WeightFormat::ALL {
                 let mut pool = ThreadPool::new(1).unwrap();
                 let weight = random_weight(&mut Random::new(3), format, 32, 256);
-                let linear = Linear::load_one(&weight, CpuDType::Fast, &mut pool).unwrap();
+                let part = LinearPart { weight, bias: None };
+                let linear = Linear::load(&[part], CpuDType::Fast, &mut pool).unwrap();
                 let mut x = Random::new(4).floats(9 * 256);
                 x[3 * 256 + 7] = f32::NAN;
                 x[4 * 256 + 200] = f32::INFINITY;

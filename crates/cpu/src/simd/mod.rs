@@ -38,7 +38,7 @@ use crate::threads::TileMut;
 use crate::workspace::Buffer;
 
 /// Inputs of a panel that are expanded at a time, so that they stay in the first-level cache.
-const CHUNK: usize = 256;
+pub const CHUNK: usize = 256;
 
 /// An instruction set that the inner loops are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
