@@ -1,7 +1,7 @@
 //! Requests of hosts that embed the engine: they read the facade's events and not OpenAI's
 //! chunks, but name parameters as OpenAI does and get the same defaults and the same refusals.
 
-use pagedllm::{Prompt, TextRequest, TokenId};
+use pagedllm::{TextRequest, TokenId};
 use serde_json::{Map, Value};
 
 use crate::chat::conversation;

@@ -92,6 +92,21 @@ pub struct Parts {
 }
 
 impl ModelDescription {
+    /// Names that the model answers to unless it is given others: that of its file (without
+    /// `.gguf`) or directory, and what it was opened with.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let path = std::path::Path::new(&self.model);
+        let is_file = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+        let short = if is_file { path.file_stem() } else { path.file_name() };
+        let mut names = Vec::new();
+        names.extend(short.map(|name| name.to_string_lossy().into_owned()));
+        if !names.contains(&self.model) {
+            names.push(self.model.clone());
+        }
+        names
+    }
+
     /// A model without files, for an executor of one's own.
     #[must_use]
     pub fn unnamed(eos_token_ids: Vec<TokenId>) -> Self {
