@@ -8,6 +8,7 @@ use hyper::HeaderMap;
 use hyper::body::{Body, Incoming};
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use pagedllm_openai::ApiError;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout, timeout_at};
 
 /// How long a whole body may take, however steadily it drips.
@@ -38,6 +39,41 @@ fn is_json(value: &HeaderValue) -> bool {
     let kind = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default();
     let kind = kind.trim().to_ascii_lowercase();
     kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json"))
+}
+
+/// Bytes that all bodies together may hold while they are read and parsed. A body takes its share
+/// before its first byte is read, so bodies can't wait for each other; what is small is not
+/// counted.
+#[derive(Debug)]
+pub(crate) struct BodyMemory {
+    units: Semaphore,
+    largest: u64,
+}
+
+impl BodyMemory {
+    const UNIT: u64 = 64 << 10;
+    const TOTAL: u64 = 256 << 20;
+
+    pub(crate) fn new(max_bytes: usize) -> Self {
+        let largest = (max_bytes as u64).div_ceil(Self::UNIT).min(u64::from(u32::MAX));
+        let units = largest.max(Self::TOTAL / Self::UNIT) as usize;
+        Self { units: Semaphore::new(units.min(Semaphore::MAX_PERMITS)), largest }
+    }
+
+    /// Waits for room for a body; one without an announced size counts as the largest.
+    pub(crate) async fn reserve(
+        &self,
+        announced: Option<u64>,
+    ) -> Result<Option<SemaphorePermit<'_>>, ApiError> {
+        let units = announced.map_or(self.largest, |bytes| bytes / Self::UNIT).min(self.largest);
+        if units == 0 {
+            return Ok(None);
+        }
+        match timeout(WHOLE_BODY, self.units.acquire_many(units as u32)).await {
+            Ok(Ok(permit)) => Ok(Some(permit)),
+            _ => Err(ApiError::new(503, "service_unavailable_error", "too many large bodies")),
+        }
+    }
 }
 
 /// Reads a whole body of at most `max_bytes`, with pauses of at most `pause`.

@@ -31,6 +31,7 @@ pub(crate) struct State {
     pub(crate) options: ServerOptions,
     pub(crate) keys: Keys,
     pub(crate) http: HttpStats,
+    pub(crate) body_memory: limits::BodyMemory,
     pub(crate) stage: Stage,
 }
 
@@ -220,8 +221,10 @@ async fn post(
     let ServerOptions { max_request_body_bytes, body_timeout, .. } = state.options;
     let (head, body) = request.into_parts();
     limits::check_head(&head.headers, body.size_hint().lower(), max_request_body_bytes)?;
+    let room = state.body_memory.reserve(body.size_hint().exact()).await?;
     let body = limits::read_body(body, max_request_body_bytes, body_timeout).await?;
     let answer = complete(state, endpoint, body, caller).await?;
+    drop(room);
     let Answer { ignored_params, body, .. } = answer;
     let mut answer = match body {
         AnswerBody::Ready(text) => json_answer(text),

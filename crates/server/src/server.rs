@@ -19,6 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::ServerOptions;
 use crate::auth::Keys;
+use crate::limits::BodyMemory;
 use crate::metrics::HttpStats;
 use crate::routes::{self, State};
 use crate::shutdown::Stage;
@@ -100,6 +101,7 @@ impl Server {
             service: Service::new(llm, options.service.clone()),
             keys: Keys::new(&options.api_keys),
             http: HttpStats::default(),
+            body_memory: BodyMemory::new(options.max_request_body_bytes),
             stage: Stage::new(),
             options,
         });

@@ -703,3 +703,28 @@ fn a_dead_engine_fails_its_probes_and_nothing_hangs() {
     assert_eq!(world.get("/metrics", "").status, 200);
     world.handle.stop(LONG);
 }
+
+#[test]
+fn large_bodies_take_turns_and_all_are_read() {
+    let world = World::new(Behaviour::default(), |options| {
+        options.max_request_body_bytes = 300 << 20;
+    });
+    // Each announces most of what all together may hold, so they are read one after the other.
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                scope.spawn(|| {
+                    let prompt = json!({"prompt": "a", "max_tokens": 1}).to_string();
+                    let body = format!("{prompt}{}", " ".repeat(8 << 20));
+                    let head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
+                        Transfer-Encoding: chunked\r\n\r\n";
+                    let chunk = format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+                    Answer::parse(&world.raw(format!("{head}{chunk}").as_bytes())).status
+                })
+            })
+            .collect();
+        for thread in threads {
+            assert_eq!(thread.join().expect("a status"), 200);
+        }
+    });
+}
