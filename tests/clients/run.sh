@@ -10,7 +10,8 @@ cd "$(dirname "$0")"
 CACHE=${PAGEDLLM_CACHE:-$HOME/.cache/pagedllm}
 : "${PAGEDLLM_BIN:?the program to test}"
 : "${MODEL_PATH:=$CACHE/models/SmolLM2-135M-Instruct.Q4_1.gguf}"
-: "${MODEL:=SmolLM2-135M-Instruct}" "${PORT:=18000}"
+: "${MODEL:=SmolLM2-135M-Instruct}"
+[ -n "${PORT:-}" ] || PORT=$((20000 + RANDOM % 10000))
 PAGEDLLM_BIN=$(realpath "$PAGEDLLM_BIN")
 MODEL_PATH=$(realpath "$MODEL_PATH")
 if [ "${1:-}" = --quick ]; then
@@ -27,6 +28,7 @@ RUN_DIR=$(mktemp -d)
 . ./server.sh
 clean_up() {
     stop_servers || true
+    [ -n "${KEEP_LOGS:-}" ] && cp "$RUN_DIR"/server-*.log "$KEEP_LOGS" || true
     rm -rf "$RUN_DIR"
 }
 trap clean_up EXIT
@@ -53,7 +55,7 @@ else
 fi
 run shutdown stop_servers
 if command -v nginx >/dev/null; then
-    run nginx ./nginx.sh
+    run nginx env PORT=$((PORT + 10)) ./nginx.sh
 else
     echo "skipped: nginx (not installed)"
 fi

@@ -7,6 +7,10 @@
 SERVER_PIDS=""
 
 start_server() { # PORT: starts a server and waits until it is ready.
+    if curl --silent "http://127.0.0.1:$1/health" >/dev/null; then
+        echo "port $1 is taken; set PORT to another" >&2
+        return 1
+    fi
     # shellcheck disable=SC2086
     "$PAGEDLLM_BIN" serve "$MODEL_PATH" --served-model-name "$MODEL" --host 127.0.0.1 \
         --port "$1" ${SERVER_ARGS:-} >"$RUN_DIR/server-$1.log" 2>&1 &

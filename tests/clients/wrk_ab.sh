@@ -10,6 +10,12 @@ export MODEL API_KEY
 wrk --threads 2 --connections "$CONNECTIONS" --duration "$DURATION" --timeout 120s --latency \
     --script post.lua "$BASE_URL"
 
+# wrk leaves in the middle of its last requests; the server drops them at its next step.
+for _ in $(seq 300); do
+    curl --silent "$BASE_URL/metrics" | grep -q '^vllm:num_requests_waiting{.* 0\(\.0\)\?$' && break
+    sleep 0.1
+done
+
 request=$(mktemp)
 report=$(mktemp)
 trap 'rm -f "$request" "$report"' EXIT
