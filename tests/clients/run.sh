@@ -4,7 +4,8 @@
 #     PAGEDLLM_BIN=target/release/pagedllm MODEL_PATH=model.gguf tests/clients/run.sh [--quick]
 #
 # Without MODEL_PATH the Q4_1 file of the model cache is served. --quick makes the load small, for
-# CI. Tools that are not installed (wrk, ab, nginx) are named as skipped.
+# CI. KEEP_LOGS names a folder for the server's log. Tools that are not installed (wrk, ab, nginx)
+# are named as skipped.
 set -euo pipefail
 cd "$(dirname "$0")"
 CACHE=${PAGEDLLM_CACHE:-$HOME/.cache/pagedllm}
@@ -15,7 +16,7 @@ CACHE=${PAGEDLLM_CACHE:-$HOME/.cache/pagedllm}
 PAGEDLLM_BIN=$(realpath "$PAGEDLLM_BIN")
 MODEL_PATH=$(realpath "$MODEL_PATH")
 if [ "${1:-}" = --quick ]; then
-    export USERS=8 REQUESTS=40 MAX_TOKENS=16 PARALLEL=4 ABORTS=100 QUEUE=300 DURATION=5s
+    export USERS=8 REQUESTS=40 MAX_TOKENS=16 PARALLEL=4 ABORTS=100 QUEUE=300 DURATION=10s
 fi
 export PAGEDLLM_BIN MODEL_PATH MODEL
 
@@ -28,7 +29,7 @@ RUN_DIR=$(mktemp -d)
 . ./server.sh
 clean_up() {
     stop_servers || true
-    [ -n "${KEEP_LOGS:-}" ] && cp "$RUN_DIR"/server-*.log "$KEEP_LOGS" || true
+    if [ -n "${KEEP_LOGS:-}" ]; then cp "$RUN_DIR"/server-*.log "$KEEP_LOGS"; fi
     rm -rf "$RUN_DIR"
 }
 trap clean_up EXIT
