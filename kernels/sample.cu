@@ -172,6 +172,7 @@ struct Histogram {
 
 struct DrawShared {
     uint32_t keys[LISTED];
+    unsigned long long measures[LISTED]; // weight, or 1
     unsigned long long scan[32];
     uint32_t ties[32];
     unsigned long long before;
@@ -179,6 +180,8 @@ struct DrawShared {
     uint32_t listed;
     uint32_t key;
     uint32_t key_ties;
+    uint32_t run_begin, run_end; // of the warp that holds the target
+    uint32_t run_ties;
 };
 
 struct Weigher {
@@ -284,7 +287,7 @@ __device__ Filter select(const float *row, uint32_t vocab, const Weigher &weigh,
     for_each(row, vocab, [&](float x, uint32_t) {
         if (!(x > -INFINITY) || weigh.bin(x) != found) return;
         const uint32_t place = atomicAdd(&shared.listed, 1u);
-        if (place < LISTED) shared.keys[place] = key_of(x);
+        if (place < LISTED) shared.keys[place] = key_of(x), shared.measures[place] = BY_WEIGHT ? weigh(x) : 1;
     });
     __syncthreads();
     const uint32_t listed = shared.listed;
@@ -296,10 +299,10 @@ __device__ Filter select(const float *row, uint32_t vocab, const Weigher &weigh,
             uint32_t equal = 0;
             for (uint32_t j = 0; j < listed; j++) {
                 const uint32_t other = shared.keys[j];
-                if (other > key) above += BY_WEIGHT ? weigh(value_of(other)) : 1;
+                if (other > key) above += shared.measures[j];
                 equal += other == key;
             }
-            const unsigned long long one = BY_WEIGHT ? weigh(value_of(key)) : 1;
+            const unsigned long long one = shared.measures[i];
             if (above < missing && above + equal * one >= missing) {
                 shared.key = key;
                 shared.key_ties = uint32_t(min((missing - above + one - 1) / one, 0xffffffffull));
@@ -368,8 +371,8 @@ __device__ Filter filter_of(const SamplingRow &row, const float *x, uint32_t voc
     return {kept.key, filter.key == kept.key ? min(kept.ties, filter.ties) : kept.ties};
 }
 
-// Draws from [begin, end) of the row. Each warp of the block has a run of neighbouring tokens; the
-// one whose run holds the target walks it. `total` 0 asks for the sum of the kept weights first.
+// Draws from [begin, end) of the row. Each warp of the block sums a run of neighbouring tokens; the
+// run that holds the target is then searched by the whole block.
 __device__ uint32_t draw(const float *row, uint32_t begin, uint32_t end, const Weigher &weigh, Filter filter,
                          float min_p, unsigned long long random, DrawShared &shared) {
     const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = blockDim.x >> 5;
@@ -410,31 +413,37 @@ __device__ uint32_t draw(const float *row, uint32_t begin, uint32_t end, const W
         if (w == warp) mine_end = total;
     }
     const unsigned long long target = __umul64hi(total, random << 32);
-    if (threadIdx.x == 0) shared.found = 0;
+    if (threadIdx.x == 0) shared.run_begin = begin, shared.run_end = begin, shared.found = begin;
     __syncthreads();
-    if (target >= mine_begin && target < mine_end) {
-        unsigned long long cumulative = mine_begin;
-        uint32_t used = 0, token = from;
-        for (uint32_t i = from; i < to; i += 32) {
-            const float x = i + lane < to ? row[i + lane] : -INFINITY;
-            const uint32_t key = key_of(x);
-            const bool is_tie = filter.key && key == filter.key;
-            const uint32_t tied = __ballot_sync(0xffffffffu, is_tie);
-            const uint32_t rank = used + __popc(tied & ((1u << lane) - 1));
-            unsigned long long w = 0;
-            if (x > -INFINITY && key > filter.key) w = weigh(x);
-            if (is_tie && rank < my_ties) w = tie_weight;
-            if (w < least) w = 0;
-            used += __popc(tied);
-            const unsigned long long through = cumulative + warp_inclusive(w);
-            const uint32_t past = __ballot_sync(0xffffffffu, through > target);
-            if (past) {
-                token = i + __ffs(past) - 1;
+    if (lane == 0 && target >= mine_begin && target < mine_end)
+        shared.run_begin = from, shared.run_end = to, shared.run_ties = my_ties, shared.before = mine_begin;
+    __syncthreads();
+    // The whole block takes that run, neighbouring tokens a thread.
+    const uint32_t length = shared.run_end - shared.run_begin, each = (length + blockDim.x - 1) / blockDim.x;
+    const uint32_t own = min(shared.run_begin + threadIdx.x * each, shared.run_end), own_end = min(own + each, shared.run_end);
+    uint32_t own_ties = 0;
+    for (uint32_t i = own; i < own_end; i++) own_ties += filter.key && key_of(row[i]) == filter.key;
+    const uint32_t ties_before = uint32_t(block_inclusive(own_ties, shared.scan)) - own_ties;
+    const auto kept = [&](float x, uint32_t &tie) {
+        const uint32_t key = key_of(x);
+        if (filter.key && key == filter.key) return tie++ < shared.run_ties ? tie_weight : 0ull;
+        if (key < filter.key || !(x > -INFINITY)) return 0ull;
+        const unsigned long long w = weigh(x);
+        return w >= least ? w : 0ull;
+    };
+    unsigned long long own_sum = 0;
+    uint32_t tie = ties_before;
+    for (uint32_t i = own; i < own_end; i++) own_sum += kept(row[i], tie);
+    unsigned long long cumulative = shared.before + block_inclusive(own_sum, shared.scan) - own_sum;
+    if (length > 0 && target >= cumulative && target < cumulative + own_sum) {
+        tie = ties_before;
+        for (uint32_t i = own; i < own_end; i++) {
+            cumulative += kept(row[i], tie);
+            if (cumulative > target) {
+                shared.found = i;
                 break;
             }
-            cumulative = __shfl_sync(0xffffffffu, through, 31);
         }
-        if (lane == 0) shared.found = token;
     }
     __syncthreads();
     return shared.found;

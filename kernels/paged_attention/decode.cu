@@ -36,8 +36,19 @@ __device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32
     const T *keys = static_cast<const T *>(p.keys), *values = static_cast<const T *>(p.values);
     const bool in_one_block = p.block_size % TILE == 0;
     size_t base = 0;
-    if (in_one_block)
+    if (in_one_block) {
         base = ((size_t(tile_block) * p.kv_heads + kv_head) * p.block_size + begin % p.block_size) * D;
+        if (begin >= first && begin + TILE <= end) {
+            const T *key = keys + base + lane * 8, *value = values + base + lane * 8;
+#pragma unroll
+            for (int c = 0; c < TILE * CHUNKS / 32; c++) {
+                const uint32_t index = c * 32 + lane, to = stage + index / CHUNKS * Shared<D>::ROW + index % CHUNKS * 16;
+                copy_async_16(to, key + c * 256, true);
+                copy_async_16(to + TILE * Shared<D>::ROW, value + c * 256, true);
+            }
+            return;
+        }
+    }
 #pragma unroll
     for (int c = 0; c < TILE * CHUNKS / 32; c++) {
         const uint32_t index = c * 32 + lane, row = index / CHUNKS, chunk = index % CHUNKS;
@@ -183,10 +194,12 @@ template <class T, int D> __device__ void decode(const AttentionParams &p) {
             }
         const uint32_t weights[4] = {pack_pair<T>(scores[0][0], scores[0][1]), pack_pair<T>(scores[0][2], scores[0][3]),
                                      pack_pair<T>(scores[1][0], scores[1][1]), pack_pair<T>(scores[1][2], scores[1][3])};
+        if (__any_sync(0xffffffffu, shrink[0] != 1.f || shrink[1] != 1.f)) {
 #pragma unroll
-        for (int n = 0; n < NTILES; n++)
+            for (int n = 0; n < NTILES; n++)
 #pragma unroll
-            for (int j = 0; j < 4; j++) acc[n][j] *= shrink[j >> 1];
+                for (int j = 0; j < 4; j++) acc[n][j] *= shrink[j >> 1];
+        }
 #pragma unroll
         for (int n = 0; n < NTILES; n += 2) {
             uint32_t b[4];

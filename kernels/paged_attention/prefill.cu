@@ -32,6 +32,25 @@ __device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32
     constexpr int CHUNKS = D / 8, THREADS = S::WARPS * 32, RUN = 16 * CHUNKS;
     const T *keys = static_cast<const T *>(p.keys), *values = static_cast<const T *>(p.values);
     const bool in_runs = p.block_size % 16 == 0;
+    if (in_runs && begin >= first && begin + S::TILE <= end) {
+        size_t base[S::TILE / 16];
+#pragma unroll
+        for (int r = 0; r < S::TILE / 16; r++) {
+            const uint32_t start = begin + r * 16, block = __ldg(table + start / p.block_size);
+            base[r] = ((size_t(block) * p.kv_heads + kv_head) * p.block_size + start % p.block_size) * D;
+        }
+#pragma unroll
+        for (int c = 0; c < S::TILE * CHUNKS / THREADS; c++) {
+            const uint32_t index = c * THREADS + threadIdx.x, to = stage + index / CHUNKS * S::ROW + index % CHUNKS * 16;
+            // Where a turn of the block can cross a run, there are two of them.
+            static_assert(RUN % THREADS == 0 || S::TILE == 32, "runs are told apart without an index");
+            const size_t run = RUN % THREADS == 0 ? base[c * THREADS / RUN] : (index < RUN ? base[0] : base[S::TILE / 16 - 1]);
+            const size_t place = run + index % RUN * 8;
+            copy_async_16(to, keys + place, true);
+            copy_async_16(to + S::TILE * S::ROW, values + place, true);
+        }
+        return;
+    }
 #pragma unroll
     for (int c = 0; c < S::TILE * CHUNKS / THREADS; c++) {
         const uint32_t index = c * THREADS + threadIdx.x, row = index / CHUNKS, chunk = index % CHUNKS;
@@ -167,10 +186,12 @@ template <class T, int D> __device__ void prefill(const AttentionParams &p) {
                     scores[m][n][j] = fast_exp2(fmaf(scores[m][n][j], factor, -base[j >> 1]));
                     total[m][j >> 1] += scores[m][n][j];
                 }
+            if (__any_sync(0xffffffffu, shrink[0] != 1.f || shrink[1] != 1.f)) {
 #pragma unroll
-            for (int n = 0; n < NTILES; n++)
+                for (int n = 0; n < NTILES; n++)
 #pragma unroll
-                for (int j = 0; j < 4; j++) acc[m][n][j] *= shrink[j >> 1];
+                    for (int j = 0; j < 4; j++) acc[m][n][j] *= shrink[j >> 1];
+            }
         }
 #pragma unroll
         for (int k = 0; k < COLS / 2; k++) {
