@@ -1008,9 +1008,13 @@ fn cached_prefixes_are_shared_only_under_one_salt() {
         let answer: Value = serde_json::from_str(&text).expect("JSON");
         answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count")
     };
-    for (salt, caller) in
-        [(None, &b""[..]), (None, b"key 1"), (None, b"key 2"), (Some("key 1"), b""), (Some("s"), b"k")]
-    {
+    for (salt, caller) in [
+        (None, &b""[..]),
+        (None, b"key 1"),
+        (None, b"key 2"),
+        (Some("key 1"), b""),
+        (Some("s"), b"k"),
+    ] {
         assert_eq!(cached(salt, caller), 0, "{salt:?} {caller:?} meets nobody's prefix");
         assert!(cached(salt, caller) >= 80, "{salt:?} {caller:?} meets its own");
     }
