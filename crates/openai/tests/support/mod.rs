@@ -117,6 +117,8 @@ pub struct Behaviour {
     pub max_num_queued: usize,
     /// Most sequences that run.
     pub max_num_seqs: usize,
+    /// Whether special tokens inside content are plain text.
+    pub isolates: bool,
     /// What `generation_config.json` would say.
     pub description: fn(&mut ModelDescription),
 }
@@ -128,6 +130,7 @@ impl Default for Behaviour {
             fails_at: None,
             max_num_queued: 1024,
             max_num_seqs: 32,
+            isolates: false,
             description: |_| {},
         }
     }
@@ -181,7 +184,7 @@ pub fn llm(behaviour: Behaviour) -> Llm {
         }),
         tokenizer: Some(tokenizer),
         chat_template: None,
-        isolate_special_tokens: false,
+        isolate_special_tokens: behaviour.isolates,
         engine: EngineConfig {
             max_num_queued: behaviour.max_num_queued,
             ..EngineConfig::default()
