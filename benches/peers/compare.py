@@ -84,25 +84,19 @@ def llamacpp(args, meter: Meter, case: Case) -> float:
     return rows[-1]["speed_tg"]
 
 
-def latency(args, meter: Meter, case: Case, input_len: int, output_len: int) -> float:
-    """Seconds that pagedllm takes for one batch."""
+def pagedllm(args, meter: Meter, case: Case) -> float:
+    """Tokens a second of pagedllm: up to the first tokens, or from them to the last."""
+    prompt_only = case.batch_size is None
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "latency.json"
         meter.output_of([args.pagedllm, "bench", "latency", "--model",
-                   args.models / f"{MODEL_NAME}.{case.weights}.gguf", "--device", "cpu",
-                   "--input-len", input_len, "--output-len", output_len,
-                   "--batch-size", case.batch_size or 1, "--output-json", result])
+                         args.models / f"{MODEL_NAME}.{case.weights}.gguf", "--device", "cpu",
+                         "--input-len", PROMPT_LEN if prompt_only else DECODE_INPUT_LEN,
+                         "--output-len", 1 if prompt_only else DECODE_OUTPUT_LEN,
+                         "--batch-size", case.batch_size or 1, "--num-iters", 2,
+                         "--output-json", result])
         found = json.loads(result.read_text())
-    return statistics.median(found["latencies"]) if found.get("latencies") else found["avg_latency"]
-
-
-def pagedllm(args, meter: Meter, case: Case) -> float:
-    """Tokens a second of pagedllm, from latencies alone: what the further tokens cost."""
-    if case.batch_size is None:
-        return PROMPT_LEN / latency(args, meter, case, PROMPT_LEN, 1)
-    whole = latency(args, meter, case, DECODE_INPUT_LEN, DECODE_OUTPUT_LEN)
-    first = latency(args, meter, case, DECODE_INPUT_LEN, 1)
-    return case.batch_size * (DECODE_OUTPUT_LEN - 1) / max(whole - first, 1e-9)
+    return found["prefill_tokens_per_s" if prompt_only else "decode_tokens_per_s"]
 
 
 def undisturbed(args, program, case: Case) -> tuple[float, float]:
