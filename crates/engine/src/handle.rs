@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pagedllm_core::FinishReason;
-use pagedllm_scheduler::{PromptHashes, RequestId, RequestSpec, StepLimits};
+use pagedllm_core::{FinishReason, InvalidParams};
+use pagedllm_scheduler::{PromptHashes, Refused, RequestId, RequestSpec, StepLimits};
 
 use crate::inbox::{Inbox, Shared};
 use crate::step_loop::StepLoop;
@@ -119,7 +119,8 @@ impl EngineHandle {
             .params
             .check(owner.shape.vocab_size)
             .map_err(Into::into)
-            .and_then(|()| owner.limits.check(&request.prompt, &request.params));
+            .and_then(|()| owner.limits.check(&request.prompt, &request.params))
+            .and_then(|()| owner.check_priority(request.priority));
         if let Err(refused) = refused {
             owner.shared.stats().rejected_refused_total += 1;
             return Err(refused.into());
@@ -128,7 +129,8 @@ impl EngineHandle {
         owner.room(&owner.shared.inbox())?;
         let hashes =
             PromptHashes::new(&request.prompt, &request.cache_salt, owner.shape.block_size);
-        let seed = request.params.seed.map_or_else(|| owner.draw_seed(id), i64::cast_unsigned);
+        let given_seed = request.params.seed.map(i64::cast_unsigned).or(owner.config.seed);
+        let seed = given_seed.unwrap_or_else(|| owner.draw_seed(id));
         let arrival = Instant::now();
         let submission = Submission {
             arrival,
@@ -220,6 +222,14 @@ impl Owner {
             });
         }
         Ok(())
+    }
+
+    fn check_priority(&self, priority: i32) -> Result<(), Refused> {
+        if priority == 0 || self.config.sorts_by_priority {
+            return Ok(());
+        }
+        let message = format!("{priority} has no effect; start with --scheduling-policy priority");
+        Err(Refused::Params(InvalidParams { param: "priority", message }))
     }
 
     fn draw_seed(&self, id: RequestId) -> u64 {

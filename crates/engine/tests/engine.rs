@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use pagedllm_core::{FinishReason, SamplingBatch, SamplingParams, StepInput, StepOutput, TokenId};
 use pagedllm_engine::{
     Constraint, ConstraintError, Engine, EngineConfig, EngineHandle, Event, Executor,
-    ExecutorError, ExecutorShape, Health, PromptHashes, Rejected, Request, RequestId, RequestSpec,
-    Shutdown, StepLoop, StepTicket, Submission, event_channel,
+    ExecutorError, ExecutorShape, Health, PromptHashes, Refused, Rejected, Request, RequestId,
+    RequestSpec, Shutdown, StepLoop, StepTicket, Submission, event_channel,
 };
 use pagedllm_sim::fake_executor::{FakeExecutor, Poison};
 use pagedllm_sim::model::{Asked, HashConstraint, Model};
@@ -250,6 +250,31 @@ fn what_never_fits_is_refused_before_it_is_queued() {
     assert!(refused(Request::new(vec![1; 4096], params(1))));
     assert!(refused(Request::new(vec![1], SamplingParams { top_p: 2.0, ..params(1) })));
     assert_eq!(engine.stats().rejected_refused_total, 4);
+}
+
+#[test]
+fn priorities_need_their_policy() {
+    let config = EngineConfig { sorts_by_priority: false, ..EngineConfig::default() };
+    let engine = Engine::spawn(Box::new(fake(1)), config);
+    let of = |priority| Request { priority, ..Request::new(vec![1], params(1)) };
+    let Err(Rejected::Refused(Refused::Params(wrong))) = engine.stream(of(-1)) else {
+        panic!("a priority without effect is refused");
+    };
+    assert_eq!(wrong.param, "priority");
+    assert_eq!(engine.stream(of(0)).expect("room").collect_choices()[0].tokens.len(), 1);
+}
+
+#[test]
+fn a_seed_of_the_engine_is_that_of_requests_without_one() {
+    let config = EngineConfig { seed: Some(3), ..EngineConfig::default() };
+    let engine = Engine::spawn(Box::new(fake(1)), config);
+    let tokens = |seed| {
+        let params = SamplingParams { seed, ..params(20) };
+        engine.stream(Request::new(vec![1], params)).expect("room").collect_choices()
+    };
+    assert_eq!(tokens(None), tokens(Some(3)));
+    assert_eq!(tokens(None), tokens(None));
+    assert_ne!(tokens(None), tokens(Some(4)), "a request's own seed wins");
 }
 
 #[test]

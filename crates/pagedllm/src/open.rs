@@ -9,7 +9,7 @@ use pagedllm_executor::{ExecutorOptions, LoadProgress, OpenError};
 use pagedllm_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::llm::{Llm, ModelDescription, Parts};
-use crate::{Error, Options};
+use crate::{Error, Options, SchedulingPolicy};
 
 fn wrong(option: &str, message: impl ToString) -> Error {
     Error::Option { option: option.to_owned(), message: message.to_string() }
@@ -156,6 +156,8 @@ fn engine_config(options: &Options) -> EngineConfig {
         max_num_queued: options.max_num_queued_reqs,
         max_decode_stall: (stall > 0).then(|| Duration::from_millis(stall)),
         prefix_caching: options.enable_prefix_caching,
+        sorts_by_priority: options.scheduling_policy == SchedulingPolicy::Priority,
+        seed: options.seed,
         dispatch: tracing::dispatcher::get_default(Clone::clone),
         ..EngineConfig::default()
     }

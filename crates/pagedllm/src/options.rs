@@ -351,7 +351,7 @@ pub const OPTIONS: &[OptionSpec<Options>] = &[
         "scheduling-policy",
         "fcfs|priority",
         "fcfs",
-        "order of waiting requests; priority runs lower values first",
+        "order of waiting requests; priority runs lower values first, fcfs refuses them",
         |o, t| {
             let choices =
                 [("fcfs", SchedulingPolicy::Fcfs), ("priority", SchedulingPolicy::Priority)];
