@@ -24,6 +24,8 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
+mod avx2_dense;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod elementwise;
 mod scalar;
