@@ -164,13 +164,18 @@ impl Llm {
             _ => Vec::new(),
         };
 
+        let dispatch = config.dispatch.clone();
         let engine = Engine::spawn(executor, config);
         let (events, receiver) = event_channel();
         let registry = Arc::new(Registry::default());
         let (for_thread, handle) = (Arc::clone(&registry), engine.clone());
         let text_thread = std::thread::Builder::new()
             .name("pagedllm-text".into())
-            .spawn(move || text_thread::run(&for_thread, &handle, &receiver))
+            .spawn(move || {
+                tracing::dispatcher::with_default(&dispatch, || {
+                    text_thread::run(&for_thread, &handle, &receiver);
+                });
+            })
             .expect("the system starts threads");
         Self(Arc::new(Inner {
             engine,
@@ -381,7 +386,7 @@ impl Drop for Inner {
         self.events = None;
         let thread = self.text_thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // A panic there was already told to every stream as a missing end.
+            // The thread catches its panics and tells them to the stream concerned.
             let _ = thread.join();
         }
     }

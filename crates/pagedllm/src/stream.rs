@@ -101,6 +101,13 @@ impl StreamQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Everything that no reader has taken, and whether it is the end.
+    #[cfg(test)]
+    pub(crate) fn take_all(&self) -> (Vec<TextEvent>, bool) {
+        let mut state = self.lock();
+        (state.events.drain(..).collect(), state.ended)
+    }
+
     /// Adds events and wakes the reader.
     pub(crate) fn push(
         &self,

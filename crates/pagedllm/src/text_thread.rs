@@ -1,8 +1,9 @@
 //! The one thread of an engine that turns tokens into text: it detokenizes, matches stop strings,
 //! cuts, counts, ranks the choices of `best_of`, and fills the streams. The engine never waits
-//! for it, and it never waits for a reader.
+//! for it, and it never waits for a reader. A panic over one request ends that request alone.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pagedllm_core::{FinishReason, SamplingParams, TokenId, TokenLogprobs};
@@ -36,19 +37,41 @@ pub(crate) fn run(registry: &Registry, engine: &EngineHandle, events: &EventRece
         let mut requests = registry.lock();
         for event in batch {
             let id = event.request();
-            let Some(transcript) = requests.get_mut(&id) else { continue };
-            if let Some((choice, reason)) = transcript.take(event) {
-                engine.finish(id, choice, reason);
-            }
-            if transcript.open_choices == 0 {
-                requests.remove(&id);
+            match take(&mut requests, event) {
+                Some(Ending::Choice(choice, reason)) => engine.finish(id, choice, reason),
+                Some(Ending::Request) => engine.cancel(id),
+                None => {}
             }
         }
     }
     // The engine is gone; whoever still waits must not wait for ever.
     for (_, mut transcript) in registry.lock().drain() {
-        transcript.abandon();
+        transcript.abandon(FinishReason::Cancelled, None);
     }
+}
+
+/// What ended here, before the engine knows.
+#[derive(Debug, PartialEq)]
+enum Ending {
+    Choice(u32, FinishReason),
+    Request,
+}
+
+/// Passes an event to its transcript, and forgets transcripts that are complete.
+fn take(requests: &mut HashMap<RequestId, Transcript>, event: Event) -> Option<Ending> {
+    let id = event.request();
+    let transcript = requests.get_mut(&id)?;
+    let Ok(ended) = catch_unwind(AssertUnwindSafe(|| transcript.take(event))) else {
+        tracing::error!(%id, "the text of an answer could not be made");
+        let fault = "the text of the answer could not be made";
+        transcript.abandon(FinishReason::Fault, Some(fault));
+        requests.remove(&id);
+        return Some(Ending::Request);
+    };
+    if transcript.open_choices == 0 {
+        requests.remove(&id);
+    }
+    ended.map(|(choice, reason)| Ending::Choice(choice, reason))
 }
 
 /// The text of one request as it grows.
@@ -59,6 +82,8 @@ pub(crate) struct Transcript {
     stop_tokens: Vec<TokenId>,
     shown_stop_tokens: Vec<TokenId>,
     prompt: Option<Vec<Option<TokenLogprobs>>>,
+    /// Whether the caller asked for log-probabilities; the engine also computes them to rank.
+    shows_logprobs: bool,
     n: usize,
     usage: Usage,
     /// Choices that the engine still runs.
@@ -74,6 +99,8 @@ struct Choice {
     stop: StopMatcher,
     output_tokens: usize,
     cumulative_logprob: Option<f64>,
+    /// The stop string that ended the text; the engine's end, with its counts, is still to come.
+    stopped: Option<usize>,
     ended: bool,
     /// Events kept back until the best choices are known; `None` where all are returned.
     kept: Option<Vec<TextEvent>>,
@@ -103,6 +130,7 @@ impl Transcript {
             stop: parts.stop.clone(),
             output_tokens: 0,
             cumulative_logprob: None,
+            stopped: None,
             ended: false,
             kept: (params.best_of > params.n).then(Vec::new),
         };
@@ -112,6 +140,7 @@ impl Transcript {
             stop_tokens,
             shown_stop_tokens,
             prompt: params.prompt_logprobs.map(|_| vec![None]),
+            shows_logprobs: params.logprobs.is_some(),
             n: params.n as usize,
             usage: Usage::default(),
             open_choices: best_of,
@@ -119,7 +148,7 @@ impl Transcript {
         }
     }
 
-    /// Takes an event of the engine. Returns a choice that ended here, by a stop string, before
+    /// Takes an event of the engine. Returns a choice whose text ended, by a stop string, before
     /// the engine knows.
     fn take(&mut self, event: Event) -> Option<(u32, FinishReason)> {
         match event {
@@ -138,10 +167,9 @@ impl Transcript {
                 self.open_choices -= 1;
                 self.usage.cached_tokens = usage.cached_tokens;
                 let ended = &mut self.choices[choice as usize];
-                if !ended.ended {
-                    ended.cumulative_logprob = ended.cumulative_logprob.or(cumulative_logprob);
-                    self.finish(choice, reason, message);
-                }
+                ended.cumulative_logprob = ended.cumulative_logprob.or(cumulative_logprob);
+                let stopped = ended.stopped.map(FinishReason::StopString);
+                self.finish(choice, stopped.unwrap_or(reason), message);
                 None
             }
         }
@@ -160,7 +188,7 @@ impl Transcript {
         logprobs: Option<TokenLogprobs>,
     ) -> Option<(u32, FinishReason)> {
         let choice = &mut self.choices[index as usize];
-        if choice.ended {
+        if choice.stopped.is_some() {
             return None;
         }
         choice.output_tokens += 1;
@@ -175,11 +203,12 @@ impl Transcript {
             _ => String::new(),
         };
         let step = choice.stop.push(&text);
+        let logprobs = logprobs.filter(|_| self.shows_logprobs);
         let tokens = vec![TokenText { token, logprobs }];
         self.emit(index, TextEvent::Text { choice: index, text: step.release, tokens });
-        let reason = FinishReason::StopString(step.matched?);
-        self.finish(index, reason, None);
-        Some((index, reason))
+        let matched = step.matched?;
+        self.choices[index as usize].stopped = Some(matched);
+        Some((index, FinishReason::StopString(matched)))
     }
 
     fn emit(&mut self, index: u32, event: TextEvent) {
@@ -189,15 +218,19 @@ impl Transcript {
         }
     }
 
-    fn finish(&mut self, index: u32, reason: FinishReason, fault: Option<String>) {
+    fn finish(&mut self, index: u32, mut reason: FinishReason, fault: Option<String>) {
         let choice = &mut self.choices[index as usize];
         choice.ended = true;
         if !matches!(reason, FinishReason::StopString(_)) {
             let tail = choice.detokenizer.as_mut().map_or_else(String::new, Detokenizer::finish);
             let step = choice.stop.push(&tail);
             let mut text = step.release;
-            if step.matched.is_none() {
-                text.push_str(&choice.stop.finish());
+            match (step.matched, reason) {
+                (None, _) => text.push_str(&choice.stop.finish()),
+                (Some(stop), FinishReason::Length | FinishReason::StopToken(_)) => {
+                    reason = FinishReason::StopString(stop);
+                }
+                (Some(_), _) => {}
             }
             if !text.is_empty() {
                 self.emit(index, TextEvent::Text { choice: index, text, tokens: Vec::new() });
@@ -242,12 +275,132 @@ impl Transcript {
         events
     }
 
-    /// Ends everything that is open, because no event will come any more.
-    fn abandon(&mut self) {
-        for index in 0..self.choices.len() as u32 {
-            if !self.choices[index as usize].ended {
-                self.finish(index, FinishReason::Cancelled, None);
+    /// Ends everything that is open, because no event will be taken any more.
+    fn abandon(&mut self, reason: FinishReason, fault: Option<&str>) {
+        let is_ranked = self.choices.iter().any(|choice| choice.kept.is_some());
+        let shown = if is_ranked { self.n } else { self.choices.len() };
+        let mut ends = Vec::new();
+        for (index, choice) in (0..).zip(&self.choices[..shown]) {
+            if is_ranked || !choice.ended {
+                let usage = ChoiceUsage {
+                    output_tokens: choice.output_tokens,
+                    cumulative_logprob: choice.cumulative_logprob,
+                };
+                let fault = fault.map(str::to_owned);
+                ends.push(TextEvent::Finished { choice: index, reason, fault, usage });
             }
+        }
+        if self.unfinished > 0 {
+            self.unfinished = 0;
+            self.queue.push(ends, self.usage, true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pagedllm_core::{PreTokenizer, TokenKind, TokenLogprob, VocabModel, VocabSpec};
+    use pagedllm_tokenizer::Tokenizer;
+
+    use super::*;
+
+    /// The first two are the first bytes of `é` and its last one.
+    const SPELLINGS: [&str; 4] = ["\u{c3}", "\u{a9}", "a", "b"];
+
+    fn tokenizer() -> Tokenizer {
+        let vocab = VocabSpec {
+            model: VocabModel::Bpe { merges: Vec::new(), pre: PreTokenizer(Some("gpt-2".into())) },
+            tokens: SPELLINGS.map(str::to_owned).to_vec(),
+            kinds: vec![TokenKind::Normal; SPELLINGS.len()],
+            bos: None,
+            eos: None,
+            other_ends: Vec::new(),
+            unk: None,
+            pad: None,
+            add_bos: false,
+            add_eos: false,
+            chat_template: None,
+        };
+        Tokenizer::from_vocab(&vocab).expect("a vocabulary")
+    }
+
+    fn transcript(params: &SamplingParams, stop: &[&str]) -> (Arc<StreamQueue>, Transcript) {
+        let queue = Arc::new(StreamQueue::default());
+        let stop: Vec<String> = stop.iter().map(|&stop| stop.to_owned()).collect();
+        let transcript = Transcript::new(TranscriptParts {
+            queue: Arc::clone(&queue),
+            params,
+            eos_token_ids: &[],
+            detokenizer: Some(tokenizer().detokenizer(&[2], true)),
+            stop: StopMatcher::new(&stop, false).expect("stop strings"),
+            shows_stop: false,
+        });
+        (queue, transcript)
+    }
+
+    fn token(choice: u32, token: TokenId, logprob: f32) -> Event {
+        let chosen = TokenLogprob { token, logprob };
+        let logprobs = Some(TokenLogprobs { chosen, rank: 1, top: Vec::new() });
+        Event::Token { request: RequestId::new(0), choice, token, logprobs }
+    }
+
+    fn finished(choice: u32) -> Event {
+        Event::Finished {
+            request: RequestId::new(0),
+            choice,
+            reason: FinishReason::Length,
+            usage: pagedllm_engine::Usage::default(),
+            cumulative_logprob: None,
+            message: None,
+        }
+    }
+
+    #[test]
+    fn the_best_choice_shows_no_logprobs_that_nobody_asked_for() {
+        for asked in [None, Some(0)] {
+            let params =
+                SamplingParams { best_of: 2, logprobs: asked, ..SamplingParams::default() };
+            let (queue, mut transcript) = transcript(&params, &[]);
+            for event in [token(0, 2, -3.0), token(1, 3, -1.0), finished(0), finished(1)] {
+                transcript.take(event);
+            }
+            let (events, ended) = queue.take_all();
+            assert!(ended && events.len() == 2, "one text and its end: {events:?}");
+            let TextEvent::Text { choice: 0, text, tokens } = &events[0] else {
+                panic!("{events:?}");
+            };
+            assert_eq!((text.as_str(), tokens[0].logprobs.is_some()), ("b", asked.is_some()));
+        }
+    }
+
+    #[test]
+    fn a_stop_in_half_a_character_is_the_reason_of_the_end() {
+        let (queue, mut transcript) = transcript(&SamplingParams::default(), &["\u{FFFD}"]);
+        for event in [token(0, 2, 0.0), token(0, 0, 0.0), finished(0)] {
+            transcript.take(event);
+        }
+        let (events, _) = queue.take_all();
+        let TextEvent::Finished { reason, .. } = events.last().expect("an end") else {
+            panic!("{events:?}");
+        };
+        assert_eq!(*reason, FinishReason::StopString(0));
+    }
+
+    #[test]
+    fn a_panic_ends_its_request_alone_and_its_reader_does_not_hang() {
+        for (best_of, ends) in [(1, 1), (3, 1)] {
+            let params = SamplingParams { best_of, ..SamplingParams::default() };
+            let (queue, broken) = transcript(&params, &[]);
+            let mut requests = HashMap::from([(RequestId::new(0), broken)]);
+            assert_eq!(take(&mut requests, token(0, 2, 0.0)), None);
+            assert_eq!(take(&mut requests, token(9, 2, 0.0)), Some(Ending::Request));
+            assert_eq!(take(&mut requests, token(0, 2, 0.0)), None, "it is forgotten");
+            let (events, ended) = queue.take_all();
+            let is_fault = |event: &&TextEvent| {
+                matches!(event, TextEvent::Finished { reason: FinishReason::Fault, .. })
+            };
+            assert!(ended);
+            assert_eq!(events.iter().filter(is_fault).count(), ends);
         }
     }
 }
