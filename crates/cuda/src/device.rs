@@ -124,10 +124,8 @@ impl Device {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the places are valid.
-        check(
-            unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) },
-            "reading free memory",
-        )?;
+        let status = unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) };
+        check(status, "reading free memory")?;
         Ok((free as u64, total as u64))
     }
 

@@ -38,6 +38,20 @@ fn the_cpu_gives_the_tokens_of_transformers() {
     greedy_tokens_are_the_same_every_way(cpu);
 }
 
+#[cfg(feature = "cuda")]
+#[test]
+#[allow(clippy::print_stdout, reason = "a skipped test says so")]
+fn the_gpu_gives_the_tokens_and_logits_of_transformers() {
+    if !pagedllm_cuda::available() {
+        println!("skipped: no CUDA device");
+        return;
+    }
+    greedy_tokens_are_the_same_every_way(common::cuda);
+    for golden in every_tiny() {
+        golden.check_logits(&common::cuda(&golden, WAYS[1].1));
+    }
+}
+
 #[test]
 fn few_blocks_preempt() {
     let golden = every_tiny().next().expect("a golden");

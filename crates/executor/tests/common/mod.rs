@@ -144,15 +144,33 @@ impl Serving {
 }
 
 pub fn reference(golden: &Golden, limits: Limits) -> Serving {
-    serve(Reference::default(), golden, limits)
+    serve(Reference::default(), golden, limits, 1)
 }
 
 pub fn cpu(golden: &Golden, limits: Limits) -> Serving {
     let options = CpuOptions { dtype: CpuDType::Float32, num_threads: 2, ..CpuOptions::default() };
-    serve(CpuBackend::new(options).expect("a CPU"), golden, limits)
+    serve(CpuBackend::new(options).expect("a CPU"), golden, limits, 1)
 }
 
-fn serve<B: Backend>(mut b: B, golden: &Golden, limits: Limits) -> Serving {
+/// The GPU in float32, with recorded steps, two of them in flight.
+#[cfg(feature = "cuda")]
+pub fn cuda(golden: &Golden, limits: Limits) -> Serving {
+    let options = pagedllm_cuda::CudaOptions {
+        dtype: DType::F32,
+        kv_dtype: DType::F32,
+        graph_batch_sizes: vec![1, 2, 4, 8],
+        ..pagedllm_cuda::CudaOptions::default()
+    };
+    let b = pagedllm_cuda::CudaBackend::new(options).expect("the device opens");
+    serve(b, golden, limits, 2)
+}
+
+fn serve<B: Backend>(
+    mut b: B,
+    golden: &Golden,
+    limits: Limits,
+    max_steps_in_flight: usize,
+) -> Serving {
     let checkpoint = Checkpoint::open(&golden.path).expect("the golden opens");
     let config = checkpoint.config();
     let load = LoadOptions { rank: RankId::SINGLE, max_model_len: MAX_MODEL_LEN };
@@ -177,7 +195,7 @@ fn serve<B: Backend>(mut b: B, golden: &Golden, limits: Limits) -> Serving {
         max_num_batched_tokens: limits.max_num_batched_tokens,
         max_num_seqs: limits.max_num_seqs,
         max_logit_rows: limits.max_num_batched_tokens,
-        max_steps_in_flight: 1,
+        max_steps_in_flight,
     };
     let executor = LocalExecutor::new(b, model, kv, shape);
     Serving(Engine::spawn(Box::new(executor), EngineConfig::default()))
