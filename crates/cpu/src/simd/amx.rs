@@ -219,10 +219,17 @@ unsafe fn rows_bf16(
     configure(Shape::Bf16);
     let steps = panel.cols / BLOCK;
     let mut weights = panel.ints.as_ptr();
-    if panel.format == WeightFormat::F16 {
+    if panel.format != WeightFormat::BF16 {
         scratch.grow(panel.cols * PANEL / 2);
-        // SAFETY: the scratch has the bytes of the panel.
-        unsafe { avx512::halves_to_bf16(panel, scratch.as_mut_ptr().cast()) };
+        let out = scratch.as_mut_ptr().cast();
+        // SAFETY: the scratch has room for the panel in bf16.
+        unsafe {
+            if is_dense(panel.format) {
+                avx512::halves_to_bf16(panel, out);
+            } else {
+                for_format!(panel.format, F => blocks_to_bf16::<F>(panel, out));
+            }
+        }
         weights = scratch.as_ptr().cast();
     }
     let mut row = 0;
@@ -254,6 +261,45 @@ unsafe fn rows_bf16(
                     bf16_four(a, weights, steps, to);
                     row += 4 * TILE_ROWS;
                 }
+            }
+        }
+    }
+}
+
+/// A panel of a block format as bf16 in the layout of bf16 panels: what many rows share costs
+/// little each, and a block's scale costs nothing more for each row.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,fma,f16c")]
+unsafe fn blocks_to_bf16<const F: usize>(panel: &Panel<'_>, out: *mut u8) {
+    let format = const { WeightFormat::ALL[F] };
+    let halves = avx512::halves(format);
+    let bytes = const { int_bytes(WeightFormat::ALL[F]) };
+    let off = _mm512_set1_ps(offset(format));
+    let (byte, upper) = (_mm512_set1_epi32(0xff), _mm512_set1_epi32(0xffff_0000u32.cast_signed()));
+    // Rounds to nearest, away from zero at the middle.
+    let round = _mm512_set1_epi32(0x8000);
+    for block in 0..panel.cols / BLOCK {
+        // SAFETY: the panel has the block, and `out` 1 KiB for it.
+        unsafe {
+            let groups = avx512::unpack_block::<F>(panel.ints.as_ptr().add(block * bytes));
+            let scales = [0, halves - 1]
+                .map(|half| avx512::load_scales::<F>(panel.scales.as_ptr(), block, half))
+                .map(|(scale, minimum)| (scale, _mm512_fnmadd_ps(off, scale, minimum)));
+            for (index, &group) in groups.iter().enumerate() {
+                let (scale, base) = scales[index / 4];
+                let value = |ints: __m512i| {
+                    let weight = _mm512_fmadd_ps(_mm512_cvtepi32_ps(ints), scale, base);
+                    _mm512_add_epi32(_mm512_castps_si512(weight), round)
+                };
+                let pair = |even: __m512i, odd: __m512i| {
+                    let low = _mm512_srli_epi32::<16>(value(even));
+                    _mm512_or_si512(low, _mm512_and_si512(value(odd), upper))
+                };
+                let second = _mm512_and_si512(_mm512_srli_epi32::<8>(group), byte);
+                let third = _mm512_and_si512(_mm512_srli_epi32::<16>(group), byte);
+                let fourth = _mm512_srli_epi32::<24>(group);
+                let out = out.add(block * 1024 + index * 128);
+                _mm512_storeu_si512(out.cast(), pair(_mm512_and_si512(group, byte), second));
+                _mm512_storeu_si512(out.add(64).cast(), pair(third, fourth));
             }
         }
     }

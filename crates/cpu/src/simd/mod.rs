@@ -35,7 +35,7 @@ use std::fmt;
 use pagedllm_backend::Activation;
 use pagedllm_core::WeightFormat;
 
-use crate::linear::packed::{BLOCK, PANEL, Panel};
+use crate::linear::packed::{BLOCK, PANEL, Panel, is_dense};
 use crate::threads::TileMut;
 use crate::workspace::Buffer;
 
@@ -247,17 +247,22 @@ impl Kernels {
         });
     }
 
-    /// Whether `rows` rows by a dense matrix go through [`rows_bf16`](Self::rows_bf16).
+    /// Whether `rows` rows by a matrix go through [`rows_bf16`](Self::rows_bf16) where products
+    /// may round.
     #[must_use]
     pub fn takes_bf16(&self, format: WeightFormat, rows: usize) -> bool {
         /// Fewer rows are bound by reading weights, and f32 activations are more exact.
         const MIN_ROWS: usize = 4;
-        rows >= MIN_ROWS
-            && match self.isa {
-                Isa::Avx512Bf16 => format == WeightFormat::BF16,
-                Isa::Amx => matches!(format, WeightFormat::BF16 | WeightFormat::F16),
-                Isa::Portable | Isa::Avx2 | Isa::Avx512 => false,
+        /// From here on, unpacking a panel of blocks to bf16 once costs less than scaling the
+        /// integer sums of each row and block.
+        const MIN_ROWS_OF_BLOCKS: usize = 17;
+        match (self.isa, format) {
+            (Isa::Avx512Bf16 | Isa::Amx, WeightFormat::BF16) | (Isa::Amx, WeightFormat::F16) => {
+                rows >= MIN_ROWS
             }
+            (Isa::Amx, format) if !is_dense(format) => rows >= MIN_ROWS_OF_BLOCKS,
+            _ => false,
+        }
     }
 
     /// `x · panelᵀ` into a tile of up to 16 columns, with bf16 activations and f32 sums.
