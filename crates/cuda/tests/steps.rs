@@ -204,7 +204,7 @@ fn play<B: Backend>(tiny: &mut Tiny<B>, steps: usize) -> Vec<Vec<u32>> {
         let output = tiny.b.wait(in_flight).expect("no device fault");
         let drawn: Vec<u32> = output.rows.iter().map(|row| row.tokens[0]).collect();
         // Tokens of the other parity than the first sequence's last one.
-        let allowed = if drawn[0] % 2 == 0 { 0xAAAA_AAAA } else { 0x5555_5555 };
+        let allowed = if drawn[0].is_multiple_of(2) { 0xAAAA_AAAA } else { 0x5555_5555 };
         let mut sampling = greedy(3, Some(0));
         sampling.masks = vec![allowed; VOCAB.div_ceil(32)];
         in_flight = tiny.b.sample(Some(logits), &step, &sampling);
