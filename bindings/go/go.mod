@@ -1,0 +1,3 @@
+module github.com/pagedllm/pagedllm/bindings/go
+
+go 1.23
