@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32
         size_t base[S::TILE / 16];
 #pragma unroll
         for (int r = 0; r < S::TILE / 16; r++) {
-            const uint32_t start = begin + r * 16, block = __ldg(table + start / p.block_size);
+            const uint32_t start = begin + r * 16, block = table[start / p.block_size];
             base[r] = ((size_t(block) * p.kv_heads + kv_head) * p.block_size + start % p.block_size) * D;
         }
 #pragma unroll
@@ -60,7 +60,7 @@ __device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32
         if (valid) {
             const uint32_t start = in_runs ? begin + index / RUN * 16 : position;
             const uint32_t within = in_runs ? index % RUN : chunk;
-            const uint32_t block = __ldg(table + start / p.block_size);
+            const uint32_t block = table[start / p.block_size];
             place = ((size_t(block) * p.kv_heads + kv_head) * p.block_size + start % p.block_size) * D + within * 8;
         }
         const uint32_t to = stage + row * S::ROW + chunk * 16;
