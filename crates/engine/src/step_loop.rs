@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pagedllm_core::{FinishReason, SamplingBatch, StepOutput};
+use pagedllm_core::{FinishReason, RowFault, SamplingBatch, StepOutput};
 use pagedllm_kv::{BlockPool, KvShape};
 use pagedllm_scheduler::{Event, RequestId, Scheduler, StepBudget, StepLimits, StepPlan};
 
@@ -303,7 +303,7 @@ impl StepLoop {
         self.measure(&plan, submitted, done);
         let events = self.scheduler.commit(&mut self.pool, &plan, &output);
         self.last_plan = Some(plan);
-        lock(&self.stats).corrupted_requests_total += num_faulty(&events);
+        lock(&self.stats).corrupted_requests_total += num_corrupted(&events);
         self.emit(events);
         self.sample_next();
         self.host_time += (self.clock)().saturating_duration_since(done);
@@ -427,15 +427,16 @@ impl StepLoop {
     }
 }
 
-/// Requests that ended by a fault; the ends of one request stand together.
-fn num_faulty(events: &[Event]) -> u64 {
-    let mut faulty: Vec<_> = events
-        .iter()
-        .filter(|event| matches!(event, Event::Finished { reason: FinishReason::Fault, .. }))
-        .map(Event::request)
-        .collect();
-    faulty.dedup();
-    faulty.len() as u64
+/// Requests whose logits were not numbers; the ends of one request stand together.
+fn num_corrupted(events: &[Event]) -> u64 {
+    let not_a_number = RowFault::NotANumber.to_string();
+    let is_corrupted = |event: &&Event| match event {
+        Event::Finished { message: Some(message), .. } => *message == not_a_number,
+        _ => false,
+    };
+    let mut corrupted: Vec<_> = events.iter().filter(is_corrupted).map(Event::request).collect();
+    corrupted.dedup();
+    corrupted.len() as u64
 }
 
 fn lock(stats: &Mutex<EngineStats>) -> MutexGuard<'_, EngineStats> {

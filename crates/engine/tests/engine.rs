@@ -467,6 +467,23 @@ fn logits_that_are_not_numbers_end_their_request_alone() {
     assert_eq!(engine.stats().finished_total.error, num_faulty as u64);
 }
 
+#[test]
+fn a_request_that_allows_no_token_ends_alone_and_is_no_fault_of_the_model() {
+    let engine = engine(2);
+    let impossible = SamplingParams {
+        allowed_token_ids: Some(vec![7]),
+        stop_token_ids: vec![7],
+        min_tokens: 1,
+        ..params(5)
+    };
+    let impossible = engine.stream(Request::new(vec![1], impossible)).expect("room");
+    let possible = engine.stream(Request::new(vec![2], params(5))).expect("room");
+    assert_eq!(impossible.collect_choices()[0].reason, FinishReason::Fault);
+    assert_eq!(possible.collect_choices()[0].tokens.len(), 5);
+    assert_eq!(engine.stats().finished_total.error, 1);
+    assert_eq!(engine.stats().corrupted_requests_total, 0);
+}
+
 /// The clock runs a millisecond a token; prefill beside a decode must stay within the bound.
 #[test]
 fn a_long_prompt_does_not_stall_decodes() {
