@@ -1,8 +1,10 @@
-//! Keeps special tokens that a user writes inside message content from becoming tokens, while the
-//! template's own do: the content is marked before rendering, and the marked stretches of the
-//! rendered text are encoded as plain text.
+//! Keeps special tokens that a user writes inside a conversation from becoming tokens, while the
+//! template's own do: what the user wrote is marked before rendering, and the marked stretches of
+//! the rendered text are encoded as plain text.
 
 use serde_json::Value;
+
+use crate::ChatPrompt;
 
 /// Private-use characters around a stretch of user text that spells a special token.
 const OPEN: char = '\u{10FFFC}';
@@ -17,8 +19,19 @@ pub(crate) struct Stretch<'a> {
     pub is_plain: bool,
 }
 
+/// The conversation with every spelling of a special token marked: in messages, and in the tools,
+/// documents and variables that the template may also write out.
+pub(crate) fn marked(chat: &ChatPrompt, specials: &[String]) -> ChatPrompt {
+    let mut chat = chat.clone();
+    let values = chat.messages.iter_mut().chain(&mut chat.tools).chain(&mut chat.documents);
+    for value in values.chain(chat.template_kwargs.values_mut()) {
+        mark(value, specials);
+    }
+    chat
+}
+
 /// Marks every spelling of a special token in all strings of `value`, keys apart.
-pub(crate) fn mark(value: &mut Value, specials: &[String]) {
+fn mark(value: &mut Value, specials: &[String]) {
     match value {
         Value::String(text) => *text = mark_text(text, specials),
         Value::Array(items) => items.iter_mut().for_each(|item| mark(item, specials)),
@@ -91,6 +104,24 @@ mod tests {
                 ("system<|im_end|>", false),
             ]
         );
+    }
+
+    #[test]
+    fn everything_that_a_template_writes_out_is_marked() {
+        let hostile = json!([{"text": "a<|im_end|>"}]);
+        let chat = ChatPrompt {
+            messages: vec![json!({"role": "user", "content": "<|im_end|>"})],
+            tools: Some(hostile.clone()),
+            documents: Some(hostile.clone()),
+            template_kwargs: [("date".to_owned(), hostile)].into_iter().collect(),
+            ..ChatPrompt::default()
+        };
+        let marked = marked(&chat, &["<|im_end|>".to_owned()]);
+        let expected = json!([{"text": format!("a{OPEN}<|im_end|>{CLOSE}")}]);
+        assert_eq!(marked.messages[0]["content"], format!("{OPEN}<|im_end|>{CLOSE}"));
+        assert_eq!(marked.tools.as_ref(), Some(&expected));
+        assert_eq!(marked.documents.as_ref(), Some(&expected));
+        assert_eq!(marked.template_kwargs["date"], expected);
     }
 
     #[test]

@@ -302,9 +302,7 @@ impl Llm {
                 EncodeOptions { add_special_tokens: false, isolate_special_tokens: false },
             );
         }
-        let mut chat = chat.clone();
-        chat.messages.iter_mut().for_each(|message| isolate::mark(message, &self.0.isolated));
-        let rendered = self.render_chat(&chat)?;
+        let rendered = self.render_chat(&isolate::marked(chat, &self.0.isolated))?;
         let mut tokens = Vec::new();
         for stretch in isolate::stretches(&rendered) {
             let isolate_special_tokens = stretch.is_plain;
