@@ -12,6 +12,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /*
  First number of the version of this interface: it changes when old callers would break.
  */
@@ -583,10 +587,6 @@ typedef struct pagedllm_tokens {
  */
 #define PAGEDLLM_INTERNAL 36
 
-#ifdef __cplusplus
-extern "C" {
-#endif // __cplusplus
-
 /*
  Writes the version of the interface that this library has. A program compiled with the header
  of version (major, minor) works with a library of the same major and at least its minor.
@@ -814,8 +814,8 @@ pagedllm_status pagedllm_engine_metrics(const struct pagedllm_engine *engine,
                                         const struct pagedllm_text **out,
                                         const struct pagedllm_error **error);
 
-#ifdef __cplusplus
-}  // extern "C"
-#endif  // __cplusplus
-
 #endif  /* PAGEDLLM_H */
+
+#ifdef __cplusplus
+}
+#endif

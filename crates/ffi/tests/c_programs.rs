@@ -90,6 +90,21 @@ fn misuse_ends_in_a_status() {
 }
 
 #[test]
+fn one_queue_serves_ten_thousand_streams() {
+    check("gcc", "tests/c_abi/many.c", &["-std=gnu11"], &[]);
+}
+
+#[test]
+fn published_layouts_and_numbers_stay() {
+    if has("gcc") {
+        run(Command::new("gcc")
+            .args(["-fsyntax-only", "-std=c11", "-I"])
+            .arg(root().join("include"))
+            .arg(root().join("tests/c_abi/layout.c")));
+    }
+}
+
+#[test]
 fn the_library_loads_and_unloads_a_hundred_times() {
     let library = library_dir().join("libpagedllm.so");
     check("gcc", "tests/c_abi/reload.c", &["-std=gnu11", "-Wl,--as-needed"], &[&library]);
