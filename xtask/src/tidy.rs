@@ -37,6 +37,7 @@ const UNSAFE: &[&str] = &[
     "crates/cpu/src/simd/",
     "crates/cpu/src/threads.rs",
     "crates/cpu/src/workspace.rs",
+    "crates/cpu/tests/allocations.rs",
     "crates/cuda/src/launch.rs",
     "crates/cuda/src/launch/",
     "crates/cuda/src/device.rs",
