@@ -264,15 +264,21 @@ pub(crate) fn merge_generation(
         ends(&mut config.eos_token_ids, fields.tokens("eos_token_id")?);
         config.bos_token_id =
             config.bos_token_id.or(fields.tokens("bos_token_id")?.first().copied());
-        let float = |field| Ok(fields.float(field)?.map(|value: f64| value as f32));
+        // Out of range, they would make every request that is silent about them an error.
+        let float = |field, low: f64, high: f64| match fields.float(field)? {
+            Some(value) if !(low..=high).contains(&value) => {
+                Err(fields.wrong(field, format!("{value} is not between {low} and {high}")))
+            }
+            value => Ok(value.map(|value| value as f32)),
+        };
         // 0 and -1 both keep all.
         let top_k = fields.float("top_k")?.map(|count| count.max(0.0) as u32);
         config.sampling = SamplingDefaults {
-            temperature: float("temperature")?,
+            temperature: float("temperature", 0.0, 2.0)?,
             top_k,
-            top_p: float("top_p")?,
-            min_p: float("min_p")?,
-            repetition_penalty: float("repetition_penalty")?,
+            top_p: float("top_p", 0.0, 1.0)?,
+            min_p: float("min_p", 0.0, 1.0)?,
+            repetition_penalty: float("repetition_penalty", 0.01, 100.0)?,
         };
     }
     ends(&mut config.eos_token_ids, own_ends.iter().copied());

@@ -240,4 +240,11 @@ fn generation_config_adds_ends_and_sampling() {
     write("generation_config.json", br#"{"temperature": "hot"}"#);
     let error = Checkpoint::open(directory.path()).expect_err("a string").to_string();
     assert!(error.contains("generation_config.temperature"), "{error}");
+    for (field, value) in
+        [("temperature", 5.0), ("top_p", -0.5), ("min_p", 1.5), ("repetition_penalty", 0.0)]
+    {
+        write("generation_config.json", json!({ field: value }).to_string().as_bytes());
+        let error = Checkpoint::open(directory.path()).expect_err(field).to_string();
+        assert!(error.contains(&format!("generation_config.{field}")), "{error}");
+    }
 }
