@@ -25,7 +25,8 @@ nice cmake -S "llama_cpp_python-$VERSION/vendor/llama.cpp" -B build -G Ninja \
     -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF \
     -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF >build.log
 nice cmake --build build --parallel "$JOBS" \
-    --target llama-bench llama-batched-bench llama-server >>build.log
+    --target llama-bench llama-batched-bench llama-server llama-perplexity >>build.log
 mkdir -p bin
-cp build/bin/llama-bench build/bin/llama-batched-bench build/bin/llama-server bin/
+cp build/bin/llama-bench build/bin/llama-batched-bench build/bin/llama-server \
+    build/bin/llama-perplexity bin/
 echo "$TARGET/bin"

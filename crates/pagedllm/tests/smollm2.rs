@@ -123,3 +123,36 @@ fn prompts_are_encoded_and_rendered_as_by_transformers() {
         assert_eq!(got, ids(&case["prompt_ids"]), "{}", case["name"]);
     }
 }
+
+/// The fast path quantizes activations, so it is judged by log-probabilities of whole prompts.
+#[test]
+fn the_fast_path_stays_close_to_the_golden_logprobs() {
+    let Some(path) = model() else { return };
+    let llm = open(&path, &[("max-model-len", "1024"), ("dtype", "auto")]);
+    let golden = golden();
+    let prompts = golden["greedy"].as_array().expect("cases");
+    for case in golden["prompt_logprobs"].as_array().expect("prompt_logprobs") {
+        let name = &case["name"];
+        let prompt = prompts.iter().find(|prompt| &prompt["name"] == name).expect("its prompt");
+        let want: Vec<f64> = case["logprobs"]
+            .as_array()
+            .expect("logprobs")
+            .iter()
+            .map(|value| value.as_f64().expect("a number"))
+            .collect();
+        let mut request = greedy(Prompt::TokenIds(ids(&prompt["prompt_ids"])), 1);
+        request.sampling.prompt_logprobs = Some(0);
+        let mut got = Vec::new();
+        for event in llm.generate(request).expect("the request is fine") {
+            if let TextEvent::Prompt { logprobs } = event {
+                got.extend(logprobs.iter().flatten().map(|l| f64::from(l.chosen.logprob)));
+            }
+        }
+        assert_eq!(got.len(), want.len(), "{name}");
+        let count = want.len() as f64;
+        let mean = got.iter().zip(&want).map(|(g, w)| g - w).sum::<f64>() / count;
+        let square = got.iter().zip(&want).map(|(g, w)| (g - w).powi(2)).sum::<f64>() / count;
+        eprintln!("{name}: {count} tokens, mean {mean:.4}, root mean square {:.4}", square.sqrt());
+        assert!(mean.abs() < 0.06 && square.sqrt() < 0.2, "{name}: {mean} {}", square.sqrt());
+    }
+}
