@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_handle_in_use_is_not_freed_and_another_kind_is_refused() {
         let apple = new::<Apple>(7);
-        let inside = enter(apple, "apple").ok().expect("a handle");
+        let inside = enter(apple, "apple").expect("a handle");
         assert_eq!(*inside, 7);
         assert_eq!(free(apple, "apple").err().map(|f| f.status), Some(PAGEDLLM_BUSY));
         let pear: *const Pear = apple.cast_const().cast();

@@ -95,6 +95,25 @@ fn one_queue_serves_ten_thousand_streams() {
 }
 
 #[test]
+fn the_static_library_links_too() {
+    if !has("gcc") {
+        return;
+    }
+    let shared = library_dir().join("libpagedllm.so").canonicalize().expect("the library");
+    let dir = tempfile::tempdir().expect("a folder");
+    let program = dir.path().join("program");
+    run(Command::new("gcc")
+        .args(["-std=gnu11", "-I"])
+        .arg(root().join("include"))
+        .arg(root().join("tests/c_abi/calls.c"))
+        .arg(shared.with_extension("a"))
+        .arg("-o")
+        .arg(&program)
+        .args(["-lpthread", "-ldl", "-lm"]));
+    run(Command::new(&program).arg(root().join("tests/golden/tiny/llama")));
+}
+
+#[test]
 fn published_layouts_and_numbers_stay() {
     if has("gcc") {
         run(Command::new("gcc")
@@ -108,6 +127,29 @@ fn published_layouts_and_numbers_stay() {
 fn the_library_loads_and_unloads_a_hundred_times() {
     let library = library_dir().join("libpagedllm.so");
     check("gcc", "tests/c_abi/reload.c", &["-std=gnu11", "-Wl,--as-needed"], &[&library]);
+}
+
+#[test]
+fn the_cpp_example_streams() {
+    if !has("g++") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    let program = dir.path().join("program");
+    run(Command::new("g++")
+        .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(root().join("include"))
+        .arg(root().join("bindings/cpp/example/stream.cc"))
+        .arg("-o")
+        .arg(&program)
+        .arg("-L")
+        .arg(library_dir())
+        .arg("-lpagedllm"));
+    let said = run(Command::new(&program)
+        .arg(root().join("tests/golden/tiny/llama"))
+        .arg("hi")
+        .env("LD_LIBRARY_PATH", library_dir()));
+    assert!(said.len() > 1, "an answer");
 }
 
 #[test]
