@@ -157,7 +157,11 @@ fn open_cpu(
 ) -> Result<Opened, OpenError> {
     let dtype = match options.dtype {
         ModelDType::Float32 => CpuDType::Float32,
-        ModelDType::Auto | ModelDType::Float16 | ModelDType::BFloat16 => CpuDType::Fast,
+        ModelDType::Auto | ModelDType::BFloat16 => CpuDType::Fast,
+        ModelDType::Float16 => {
+            tracing::warn!("a CPU computes in bfloat16 or 8 bits with f32 sums, not in float16");
+            CpuDType::Fast
+        }
     };
     let kv_dtype = match (options.kv_cache_dtype, dtype) {
         (KvCacheDType::Auto, CpuDType::Float32) | (KvCacheDType::Float32, _) => DType::F32,
@@ -229,7 +233,18 @@ fn open_on<B: Backend>(
         max_model_len: longest,
         block_size: options.block_size,
     };
-    backend.reserve_workspace(&pagedllm_models::workspace(config, 1, limits))?;
+    let workspace = pagedllm_models::workspace(config, 1, limits);
+    backend.reserve_workspace(&workspace).map_err(|error| match error {
+        DeviceError::OutOfMemory { needed_bytes, free_bytes, .. } => OpenError::Option {
+            option: "max-num-batched-tokens",
+            message: format!(
+                "steps of {} tokens need {needed_bytes} bytes of activations and {free_bytes} are \
+                 free; use fewer",
+                limits.max_num_batched_tokens
+            ),
+        },
+        other => other.into(),
+    })?;
     let groups = pagedllm_models::kv_groups(config, 1, options.block_size, placement.kv_dtype)?;
     let demand = Demand {
         budget_bytes: options

@@ -27,12 +27,12 @@ pub(crate) fn read(
     common.sampling.logprobs = logprobs(&mut fields, options)?;
     fields.refuse("audio", "audio is not built")?;
     modalities(&mut fields)?;
-    let chat = conversation(&mut fields)?;
-    let add_special_tokens = fields.flag("add_special_tokens")?.unwrap_or(false);
+    let mut chat = conversation(&mut fields)?;
+    chat.add_special_tokens = fields.flag("add_special_tokens")?.unwrap_or(false);
     let ignored = fields.finish(options.strict_params)?;
 
-    let tokens = encode(llm, &chat, add_special_tokens)
-        .map_err(|error| ApiError::from_facade(error, "messages"))?;
+    let tokens =
+        llm.encode_chat(&chat).map_err(|error| ApiError::from_facade(error, "messages"))?;
     let tokens = cut(tokens, common.truncation, model.max_model_len, max_tokens.unwrap_or(1));
     if tokens.is_empty() {
         return Err(ApiError::invalid("messages", "the rendered conversation has no tokens"));
@@ -44,18 +44,6 @@ pub(crate) fn read(
     let shape = Shape::Chat { role: options.response_role.clone() };
     let wants_prompt_logprobs = common.sampling.prompt_logprobs.is_some();
     Ok(Call::new(common, requests, shape, wants_prompt_logprobs, ignored))
-}
-
-fn encode(
-    llm: &Llm,
-    chat: &ChatPrompt,
-    add_special_tokens: bool,
-) -> Result<Vec<u32>, pagedllm::Error> {
-    if add_special_tokens {
-        llm.encode(&llm.render_chat(chat)?, true)
-    } else {
-        llm.encode_chat(chat)
-    }
 }
 
 fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
@@ -115,6 +103,7 @@ pub(crate) fn conversation(fields: &mut Fields) -> Result<ChatPrompt, ApiError> 
         documents: fields.array("documents")?.map(Value::Array),
         add_generation_prompt: add_generation_prompt.unwrap_or(!continue_final_message),
         continue_final_message,
+        add_special_tokens: false,
         template_kwargs,
     })
 }

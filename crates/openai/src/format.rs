@@ -230,7 +230,7 @@ impl Format {
             let logprobs = token.logprobs.as_ref();
             self.names.add_completion(&mut lists, &mut sum.offset, token.token, logprobs);
         }
-        Some(lists)
+        (!lists.tokens.is_empty()).then_some(lists)
     }
 
     fn prompt_logprobs(

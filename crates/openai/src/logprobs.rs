@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use pagedllm::{Llm, TokenId, TokenLogprob, TokenLogprobs, TokenText};
-use serde_json::Map;
+use serde_json::{Map, Value};
 
 use crate::wire::{ChatLogprob, ChatLogprobs, CompletionLogprobs};
 use crate::wire::{PromptLogprob, PromptLogprobs, TopLogprob};
@@ -82,7 +82,7 @@ impl Names {
             for entry in with_chosen(logprobs) {
                 let name = self.unambiguous(entry.token);
                 let name = if top.contains_key(&name) { id_name(entry.token) } else { name };
-                top.insert(name, finite(entry.logprob).into());
+                top.insert(name, shortest(finite(entry.logprob)));
             }
             top
         }));
@@ -112,6 +112,11 @@ impl Names {
         let (decoded_token, _) = self.with_bytes(entry.token);
         PromptLogprob { logprob: finite(entry.logprob), rank: Some(rank), decoded_token }
     }
+}
+
+/// A number with the digits that it has as `f32`, as in the lists beside the map.
+fn shortest(value: f32) -> Value {
+    value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
 fn id_name(token: TokenId) -> String {

@@ -199,7 +199,7 @@ fn logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, ApiError> {
     let mut bias = Vec::with_capacity(map.len());
     for (key, value) in map {
         let shown = crate::error::shorten(&key);
-        let Ok(token) = key.parse::<u32>() else {
+        let Some(token) = key.parse::<u32>().ok().filter(|token| token.to_string() == key) else {
             return wrong(format!("'{shown}' is not a token id"));
         };
         let Some(value) = value.as_f64() else {

@@ -20,15 +20,13 @@ pub(crate) fn tokenize(
     let (tokens, field) = match prompt {
         Some(text) => (llm.encode(&text, add_special_tokens.unwrap_or(true)), "prompt"),
         None => {
-            let chat = conversation(&mut fields).map_err(|error| match error.param.as_deref() {
-                Some("messages") => ApiError::invalid("prompt", "or messages is required"),
-                _ => error,
-            })?;
-            let tokens = match add_special_tokens {
-                Some(true) => llm.render_chat(&chat).and_then(|text| llm.encode(&text, true)),
-                _ => llm.encode_chat(&chat),
-            };
-            (tokens, "messages")
+            let mut chat =
+                conversation(&mut fields).map_err(|error| match error.param.as_deref() {
+                    Some("messages") => ApiError::invalid("prompt", "or messages is required"),
+                    _ => error,
+                })?;
+            chat.add_special_tokens = add_special_tokens.unwrap_or(false);
+            (llm.encode_chat(&chat), "messages")
         }
     };
     let ignored = fields.finish(options.strict_params)?;

@@ -464,6 +464,8 @@ fn ids_outside_the_vocabulary_are_refused_by_name_h21_h22_h23_h24() {
         json!({"-1": 1}),
         json!({"AI": -100}),
         json!({"1.0": 1}),
+        json!({"+1": 1}),
+        json!({"01": 1}),
         json!({"1": "x"}),
         json!({"1": 1e9}),
         json!({"1": 100.5}),
@@ -783,6 +785,8 @@ fn logprob_counts_s14() {
         let answer = completion(&service, serde_json::from_str(&body).expect("JSON"));
         let top = answer["choices"][0]["logprobs"]["top_logprobs"][0].as_object().expect("top");
         assert_eq!(top.len(), count, "the chosen token is always listed");
+        let chosen = &answer["choices"][0]["logprobs"]["token_logprobs"][0];
+        assert!(top.values().any(|logprob| logprob == chosen), "{chosen} is not in {top:?}");
     }
     for wrong in ["21", "321", "-1", "true", "1.5", "\"1\""] {
         let body = format!("{{\"prompt\":\"a\",\"logprobs\":{wrong}}}");

@@ -290,23 +290,22 @@ impl Llm {
         template.render(&input).map_err(|error| Error::ChatTemplate(error.to_string()))
     }
 
-    /// [`render_chat`](Self::render_chat), then its tokens. The template brings its own special
-    /// tokens, so none are added.
+    /// [`render_chat`](Self::render_chat), then its tokens.
     ///
     /// # Errors
     /// As `render_chat`, and those of the tokenizer.
     pub fn encode_chat(&self, chat: &ChatPrompt) -> Result<Vec<TokenId>, Error> {
+        let add_special_tokens = chat.add_special_tokens;
         if self.0.isolated.is_empty() {
-            return self.encode_with(
-                &self.render_chat(chat)?,
-                EncodeOptions { add_special_tokens: false, isolate_special_tokens: false },
-            );
+            return self.encode(&self.render_chat(chat)?, add_special_tokens);
         }
         let rendered = self.render_chat(&isolate::marked(chat, &self.0.isolated))?;
         let mut tokens = Vec::new();
-        for stretch in isolate::stretches(&rendered) {
-            let isolate_special_tokens = stretch.is_plain;
-            let options = EncodeOptions { add_special_tokens: false, isolate_special_tokens };
+        for (index, stretch) in isolate::stretches(&rendered).into_iter().enumerate() {
+            let options = EncodeOptions {
+                add_special_tokens: add_special_tokens && index == 0,
+                isolate_special_tokens: stretch.is_plain,
+            };
             tokens.extend(self.encode_with(stretch.text, options)?);
         }
         Ok(tokens)

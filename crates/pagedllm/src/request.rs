@@ -32,6 +32,9 @@ pub struct ChatPrompt {
     pub add_generation_prompt: bool,
     /// Whether the last message is left open, to be continued.
     pub continue_final_message: bool,
+    /// Whether the tokenizer adds its special tokens around the rendered text; almost never, since
+    /// templates bring their own.
+    pub add_special_tokens: bool,
     /// More variables for the template.
     pub template_kwargs: Map<String, Value>,
 }

@@ -70,9 +70,15 @@ impl Default for ServerOptions {
     }
 }
 
+/// Longest time that an option may name: a year.
+const MAX_SECONDS: f64 = 366.0 * 86_400.0;
+
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.trim().parse().map_err(|_| format!("'{text}' is not a number"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| format!("'{text}' is not a time in seconds"))
+    if !(0.0..=MAX_SECONDS).contains(&seconds) {
+        return Err(format!("{text} is not between 0 and {MAX_SECONDS} seconds"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
 }
 
 fn count(text: &str, least: u64) -> Result<usize, String> {
@@ -213,6 +219,9 @@ pub const SERVER_OPTIONS: &[OptionSpec<ServerOptions>] = &[
         "how long a connection may be idle, or take for a request's head",
         |o, t| {
             o.keep_alive_timeout = seconds(t)?;
+            if o.keep_alive_timeout.is_zero() {
+                return Err("must be more than 0".into());
+            }
             Ok(())
         }
     ),

@@ -1,5 +1,6 @@
 //! One request: key, route, body, answer.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -253,12 +254,18 @@ async fn complete(
     caller: Caller,
 ) -> Result<Answer, ApiError> {
     if body.len() <= INLINE_BYTES {
-        return state.service.complete(endpoint, &body, &caller);
+        let complete = || state.service.complete(endpoint, &body, &caller);
+        return catch_unwind(AssertUnwindSafe(complete)).unwrap_or_else(|_| Err(unreadable()));
     }
     let service = state.service.clone();
     tokio::task::spawn_blocking(move || service.complete(endpoint, &body, &caller))
         .await
-        .unwrap_or_else(|_| Err(ApiError::internal("the request could not be read")))
+        .unwrap_or_else(|_| Err(unreadable()))
+}
+
+/// What a panic over a body becomes; the connection and the server go on.
+fn unreadable() -> ApiError {
+    ApiError::internal("the request could not be read")
 }
 
 /// Names that fit a header, separated by commas; others are left out.
@@ -337,7 +344,8 @@ fn percent_decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {
-        let code = tail.get(..2).and_then(|two| std::str::from_utf8(two).ok());
+        let is_code = |two: &&[u8]| two.iter().all(u8::is_ascii_hexdigit);
+        let code = tail.get(..2).filter(is_code).and_then(|two| std::str::from_utf8(two).ok());
         match code.filter(|_| *first == b'%').map(|code| u8::from_str_radix(code, 16)) {
             Some(Ok(byte)) => {
                 bytes.push(byte);
@@ -355,6 +363,11 @@ fn percent_decoded(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sign_is_no_digit_of_a_code() {
+        assert_eq!(percent_decoded("%+f%41%4"), "%+fA%4");
+    }
 
     #[test]
     fn paths_match_exactly() {
