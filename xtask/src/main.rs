@@ -1,6 +1,7 @@
 //! Tasks of the repository: `cargo xtask COMMAND`. Each command is a file.
 #![allow(clippy::print_stdout)]
 
+mod bindings;
 mod ci;
 mod cuda_toolkit;
 mod demo;

@@ -2,10 +2,12 @@
 
 use anyhow::Result;
 
+use crate::bindings;
 use crate::models;
 use crate::shell::{command, run as run_command};
 
-/// Fetches the models, then runs the tests of all crates, the simulator, and the clients.
+/// Fetches the models, then runs the tests of all crates, the simulator, the bindings and the
+/// clients.
 pub fn run() -> Result<()> {
     let model = models::smollm2()?;
     let folder = models::folder()?;
@@ -13,6 +15,7 @@ pub fn run() -> Result<()> {
         command("cargo test --workspace --profile checked").env("PAGEDLLM_MODELS", &folder),
     )?;
     simulate("1000")?;
+    bindings::run()?;
     run_command(&mut command("cargo build --profile checked --package pagedllm-cli"))?;
     run_command(
         command("bash tests/clients/run.sh --quick")

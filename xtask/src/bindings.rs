@@ -1,0 +1,53 @@
+//! Tests of the Go, Node and Python bindings, against the library of this checkout.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::shell::{command, root, run as run_command};
+
+/// Builds the library and runs the tests of every binding whose language is installed.
+pub fn run() -> Result<()> {
+    run_command(&mut command("cargo build --profile checked --package pagedllm-ffi"))?;
+    let target = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| root().join("target"), |path| root().join(path));
+    let folder = target.join("checked");
+    let library = folder.join("libpagedllm.so");
+    let link = folder.join("libpagedllm.so.1");
+    if std::fs::symlink_metadata(&link).is_err() {
+        std::os::unix::fs::symlink("libpagedllm.so", &link)?;
+    }
+    let bindings = root().join("bindings");
+    if is_installed("go") {
+        for line in ["go vet ./...", "go test -race ./..."] {
+            run_command(
+                command(line)
+                    .current_dir(bindings.join("go"))
+                    .env("CGO_LDFLAGS", format!("-L{}", folder.display()))
+                    .env("LD_LIBRARY_PATH", &folder),
+            )?;
+        }
+    }
+    if is_installed("python3") {
+        run_command(
+            command("python3 -m unittest discover tests")
+                .current_dir(bindings.join("python"))
+                .env("PAGEDLLM_LIBRARY", &library),
+        )?;
+    }
+    if is_installed("npm") {
+        let node = bindings.join("node");
+        run_command(command("npm install --no-audit --no-fund --silent").current_dir(&node))?;
+        run_command(command("npm test").current_dir(&node).env("PAGEDLLM_LIBRARY", &library))?;
+    }
+    Ok(())
+}
+
+fn is_installed(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    let is_installed = found.is_ok_and(|output| output.status.success());
+    if !is_installed {
+        println!("skipped: {program} is not installed");
+    }
+    is_installed
+}
