@@ -1,6 +1,6 @@
 //! The CUDA backend.
 //!
-//! The nouns: a [`CudaBackend`] is one device with one stream; a step is a batch at fixed
+//! The nouns: a `CudaBackend` is one device with one stream; a step is a batch at fixed
 //! addresses; verbs are launches in program order. Kernels are in `kernels/`, compiled at build
 //! time and embedded. The driver and cuBLASLt are opened at run time.
 //!
