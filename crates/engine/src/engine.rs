@@ -66,6 +66,8 @@ fn serve(step_loop: &mut StepLoop, shared: &Shared) -> Result<(), ExecutorError>
         for (request, choice, reason) in mail.endings.drain(..) {
             step_loop.end(request, choice, reason);
         }
+        // Before the step runs, so that the places of cancelled requests are free at once.
+        shared.inbox().num_waiting = step_loop.scheduler().num_waiting();
         match mail.shutdown.take() {
             Some(Shutdown::Now) => last_turn = Some(Instant::now()),
             Some(Shutdown::Drain { timeout }) => {
