@@ -1,10 +1,8 @@
 //! Tests of the Go, Node and Python bindings, against the library of this checkout.
 
-use std::process::Command;
-
 use anyhow::Result;
 
-use crate::shell::{command, root, run as run_command};
+use crate::shell::{command, is_installed, root, run as run_command};
 
 /// Builds the library and runs the tests of every binding whose language is installed.
 pub fn run() -> Result<()> {
@@ -41,13 +39,4 @@ pub fn run() -> Result<()> {
         run_command(command("npm test").current_dir(&node).env("PAGEDLLM_LIBRARY", &library))?;
     }
     Ok(())
-}
-
-fn is_installed(program: &str) -> bool {
-    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
-    let is_installed = found.is_ok_and(|output| output.status.success());
-    if !is_installed {
-        println!("skipped: {program} is not installed");
-    }
-    is_installed
 }

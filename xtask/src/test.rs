@@ -10,6 +10,7 @@ use crate::shell::{command, run as run_command};
 /// clients.
 pub fn run() -> Result<()> {
     let model = models::smollm2()?;
+    models::tokenizers()?;
     let folder = models::folder()?;
     run_command(
         command("cargo test --workspace --profile checked").env("PAGEDLLM_MODELS", &folder),
