@@ -35,7 +35,9 @@ pub fn run() -> Result<()> {
     let start = Instant::now();
     let tokens = stream_answer(&body)?;
     let seconds = start.elapsed().as_secs_f64();
-    println!("\n\n{tokens} chunks in {seconds:.2} s; the same with curl:");
+    println!(
+        "\n\n{tokens} chunks in {seconds:.2} s. Serve again with the line above to ask with curl:"
+    );
     println!(
         "  curl -N http://127.0.0.1:{PORT}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
     );
