@@ -2,14 +2,12 @@
 
 use anyhow::Result;
 
-use crate::shell::{command, is_installed, root, run as run_command};
+use crate::shell::{built, command, is_installed, root, run as run_command};
 
 /// Builds the library and runs the tests of every binding whose language is installed.
 pub fn run() -> Result<()> {
     run_command(&mut command("cargo build --profile checked --package pagedllm-ffi"))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| root().join("target"), |path| root().join(path));
-    let folder = target.join("checked");
+    let folder = built("checked");
     let library = folder.join("libpagedllm.so");
     let link = folder.join("libpagedllm.so.1");
     if std::fs::symlink_metadata(&link).is_err() {

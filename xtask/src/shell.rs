@@ -19,6 +19,12 @@ pub fn cache() -> Result<PathBuf> {
     Ok(Path::new(&home).join(".cache/pagedllm"))
 }
 
+/// Where cargo puts what it builds with a profile.
+pub fn built(profile: &str) -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    root().join(target).join(profile)
+}
+
 /// A command with its arguments, split at spaces.
 pub fn command(line: &str) -> Command {
     let mut words = line.split_whitespace();

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::bindings;
 use crate::models;
-use crate::shell::{command, run as run_command};
+use crate::shell::{built, command, run as run_command};
 
 /// Fetches the models, then runs the tests of all crates, the simulator, the bindings and the
 /// clients.
@@ -20,7 +20,7 @@ pub fn run() -> Result<()> {
     run_command(&mut command("cargo build --profile checked --package pagedllm-cli"))?;
     run_command(
         command("bash tests/clients/run.sh --quick")
-            .env("PAGEDLLM_BIN", "target/checked/pagedllm")
+            .env("PAGEDLLM_BIN", built("checked").join("pagedllm"))
             .env("MODEL_PATH", &model),
     )
 }
