@@ -1,7 +1,6 @@
 //! `pagedllm serve`: a model behind OpenAI's API until a signal comes.
 
 use std::net::{IpAddr, TcpListener};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,8 +36,7 @@ pub(crate) fn main(matches: &ArgMatches) -> anyhow::Result<()> {
         .collect();
     config.check_names(&known)?;
     let options = settings::engine(matches, &config)?;
-    let mut server = settings::server(matches, &config)?;
-    name_model(&mut server, &options.model);
+    let server = settings::server(matches, &config)?;
     check_address(&server)?;
     let llm = open::open(&options)?;
     let shutdown_timeout = server.shutdown_timeout;
@@ -54,21 +52,6 @@ pub(crate) fn main(matches: &ArgMatches) -> anyhow::Result<()> {
         (None, path) => tracing::info!("listening on {}", path.unwrap_or_default().display()),
     }
     wait_for_the_end(handle, shutdown_timeout)
-}
-
-/// Without a name of its own, a model answers to its file's name and to what it was started with.
-fn name_model(options: &mut ServerOptions, model: &Path) {
-    let names = &mut options.service.served_model_names;
-    if !names.is_empty() {
-        return;
-    }
-    let is_file = model.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
-    let short = if is_file { model.file_stem() } else { model.file_name() };
-    names.extend(short.map(|name| name.to_string_lossy().into_owned()));
-    let given = model.to_string_lossy().into_owned();
-    if !names.contains(&given) {
-        names.push(given);
-    }
 }
 
 /// Finds a taken port before the model is loaded, which can take long.

@@ -83,7 +83,7 @@ impl Service {
     pub fn new(llm: Llm, mut options: ServiceOptions) -> Self {
         options.served_model_names.retain(|name| !name.is_empty());
         if options.served_model_names.is_empty() {
-            options.served_model_names.push(llm.description().model.clone());
+            options.served_model_names = llm.description().names();
         }
         let (entropy, next_id) = (RandomState::new(), AtomicU64::new(0));
         Self(Arc::new(Inner { llm, options, created: now(), entropy, next_id }))
