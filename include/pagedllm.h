@@ -462,6 +462,28 @@ typedef struct pagedllm_tokens {
 } pagedllm_tokens;
 
 /*
+ How far a load is, for pagedllm_progress_to_memory. All bytes are 0 at first.
+ */
+typedef struct pagedllm_load_state {
+    /*
+     Bytes of the weights that are loaded.
+     */
+    uint64_t done_bytes;
+    /*
+     Bytes of the weights; 0 until that is known.
+     */
+    uint64_t total_bytes;
+    /*
+     The host sets it to 1 to cancel.
+     */
+    uint32_t cancel;
+    /*
+     Must be 0.
+     */
+    uint32_t reserved;
+} pagedllm_load_state;
+
+/*
  Done.
  */
 #define PAGEDLLM_OK 0
@@ -599,6 +621,26 @@ void pagedllm_abi_version(uint32_t *major, uint32_t *minor);
  ever; unknown codes are "PAGEDLLM_UNKNOWN".
  */
 const char *pagedllm_status_name(pagedllm_status status);
+
+/*
+ A pagedllm_log_callback that writes each line to a file descriptor, as
+ {"level":"info","target":"pagedllm","message":"..."} and a newline, 4096 bytes at most. log_data
+ is the descriptor's number, cast to a pointer. It stays the caller's, and open until
+ pagedllm_engine_free returned. A line that a socket or a pipe that does not block has no room
+ for is dropped.
+ */
+void pagedllm_log_to_fd(void *user_data,
+                        uint32_t level,
+                        const char *target,
+                        size_t target_len,
+                        const char *message,
+                        size_t message_len);
+
+/*
+ A pagedllm_progress_callback that keeps a pagedllm_load_state up to date, which
+ progress_data points to. The host looks at it from another thread and may cancel.
+ */
+int32_t pagedllm_progress_to_memory(void *user_data, uint64_t done_bytes, uint64_t total_bytes);
 
 /*
  Opens an engine; blocks until the model is loaded.

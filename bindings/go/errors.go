@@ -8,23 +8,29 @@ import (
 // Status is a code of the C library. A test holds these numbers against the header.
 type Status int32
 
-// The codes that programs decide by.
+// All codes of failures.
 const (
-	InvalidArgument Status = 16
-	InvalidOption   Status = 20
-	InvalidRequest  Status = 21
-	ContextLength   Status = 22
-	ModelNotFound   Status = 23
-	ModelError      Status = 24
-	QueueFull       Status = 26
-	ShuttingDown    Status = 27
-	EngineFailed    Status = 28
-	Busy            Status = 29
-	UsedAfterFork   Status = 30
-	ListenFailed    Status = 31
-	Cancelled       Status = 33
-	Deadline        Status = 34
-	Internal        Status = 36
+	InvalidArgument   Status = 16
+	InvalidHandle     Status = 17
+	InvalidStructSize Status = 18
+	InvalidUTF8       Status = 19
+	InvalidOption     Status = 20
+	InvalidRequest    Status = 21
+	ContextLength     Status = 22
+	ModelNotFound     Status = 23
+	ModelError        Status = 24
+	LoadCancelled     Status = 25
+	QueueFull         Status = 26
+	ShuttingDown      Status = 27
+	EngineFailed      Status = 28
+	Busy              Status = 29
+	UsedAfterFork     Status = 30
+	ListenFailed      Status = 31
+	OutOfResources    Status = 32
+	Cancelled         Status = 33
+	Deadline          Status = 34
+	Unsupported       Status = 35
+	Internal          Status = 36
 )
 
 // Error makes a Status a target of errors.Is: errors.Is(err, pagedllm.QueueFull).

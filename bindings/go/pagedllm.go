@@ -16,7 +16,8 @@ enum { PROMPT_TEXT, PROMPT_TOKENS, PROMPT_CHAT };
 
 // Structs are filled here, so that no Go pointer is ever stored in C memory.
 static pagedllm_status engine_open(const char *model, size_t model_len, const char *options,
-                                   size_t options_len, pagedllm_engine **out,
+                                   size_t options_len, int log_fd, uint32_t log_level,
+                                   pagedllm_load_state *state, pagedllm_engine **out,
                                    const pagedllm_error **error) {
     pagedllm_engine_options given;
     memset(&given, 0, sizeof given);
@@ -25,6 +26,13 @@ static pagedllm_status engine_open(const char *model, size_t model_len, const ch
     given.model_len = model_len;
     given.options = options;
     given.options_len = options_len;
+    if (log_fd >= 0) {
+        given.log = pagedllm_log_to_fd;
+        given.log_data = (void *)(intptr_t)log_fd;
+        given.log_level = log_level;
+    }
+    given.progress = pagedllm_progress_to_memory;
+    given.progress_data = state;
     return pagedllm_engine_open(&given, out, error);
 }
 
@@ -56,6 +64,7 @@ import "C"
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"sync"
 	"time"
 	"unsafe"
@@ -112,6 +121,7 @@ type Engine struct {
 	calls  sync.RWMutex
 	handle *C.pagedllm_engine
 	queue  *C.pagedllm_queue
+	log    engineLog
 
 	mu      sync.Mutex
 	streams map[uint64]*Stream
@@ -122,26 +132,46 @@ type Engine struct {
 
 // Open loads a model: a GGUF file, or a directory with config.json.
 func Open(model string, options Options) (*Engine, error) {
-	overlay, err := json.Marshal(options)
+	return OpenContext(context.Background(), model, Config{Options: options})
+}
+
+// OpenContext loads a model, unless ctx is done before that has ended.
+func OpenContext(ctx context.Context, model string, config Config) (*Engine, error) {
+	overlay, err := overlayOf(config.Options)
 	if err != nil {
 		return nil, err
 	}
-	if options == nil {
-		overlay = nil
-	}
 	engine := &Engine{streams: map[uint64]*Stream{}, done: make(chan struct{})}
+	if engine.log, err = openLog(config.Logger); err != nil {
+		return nil, err
+	}
+	load := watchLoad(ctx, config.Progress)
 	var cError *C.pagedllm_error
 	status := C.engine_open(chars(model), C.size_t(len(model)), bytesOf(overlay),
-		C.size_t(len(overlay)), &engine.handle, &cError)
+		C.size_t(len(overlay)), C.int(engine.log.fd), C.uint32_t(engine.log.level), load.state,
+		&engine.handle, &cError)
+	load.end(status == C.PAGEDLLM_OK)
 	if err := check(status, cError); err != nil {
+		engine.log.close()
+		if ctx.Err() != nil && errors.Is(err, LoadCancelled) {
+			return nil, ctx.Err()
+		}
 		return nil, err
 	}
 	if err := check(C.pagedllm_queue_new(&engine.queue, &cError), cError); err != nil {
 		C.pagedllm_engine_free(engine.handle)
+		engine.log.close()
 		return nil, err
 	}
 	go engine.dispatch()
 	return engine, nil
+}
+
+func overlayOf(options Options) ([]byte, error) {
+	if options == nil {
+		return nil, nil
+	}
+	return json.Marshal(options)
 }
 
 // Close ends all requests and frees the engine. Streams can still be read to their end.
@@ -160,6 +190,7 @@ func (e *Engine) Close() error {
 	C.pagedllm_queue_interrupt(e.queue, nil)
 	<-e.done
 	C.pagedllm_queue_free(e.queue)
+	e.log.close()
 	return check(status, nil)
 }
 
@@ -252,20 +283,6 @@ func (e *Engine) Text(tokens []uint32) (string, error) {
 	})
 }
 
-// Metrics returns the engine's counters in Prometheus' text format.
-func (e *Engine) Metrics() (string, error) {
-	return e.text(func(out **C.pagedllm_text, cError **C.pagedllm_error) C.pagedllm_status {
-		return C.pagedllm_engine_metrics(e.handle, C.PAGEDLLM_METRICS_PROMETHEUS, out, cError)
-	})
-}
-
-// Info describes the model as a JSON object.
-func (e *Engine) Info() (string, error) {
-	return e.text(func(out **C.pagedllm_text, cError **C.pagedllm_error) C.pagedllm_status {
-		return C.pagedllm_engine_info(e.handle, out, cError)
-	})
-}
-
 func (e *Engine) text(call func(**C.pagedllm_text, **C.pagedllm_error) C.pagedllm_status) (string, error) {
 	leave, err := e.enter()
 	if err != nil {
@@ -279,53 +296,6 @@ func (e *Engine) text(call func(**C.pagedllm_text, **C.pagedllm_error) C.pagedll
 	}
 	defer C.pagedllm_text_free(out)
 	return C.GoStringN(out.data, C.int(out.len)), nil
-}
-
-// Server is an HTTP server over an engine. Close it before the engine.
-type Server struct {
-	handle  *C.pagedllm_server
-	address string
-}
-
-// Serve serves the engine over HTTP with OpenAI's API; {"host": "127.0.0.1", "port": 0} listens
-// on a free port of this machine.
-func (e *Engine) Serve(options Options) (*Server, error) {
-	overlay, err := json.Marshal(options)
-	if err != nil {
-		return nil, err
-	}
-	if options == nil {
-		overlay = nil
-	}
-	leave, err := e.enter()
-	if err != nil {
-		return nil, err
-	}
-	defer leave()
-	server := &Server{}
-	var cError *C.pagedllm_error
-	status := C.pagedllm_server_start(e.handle, bytesOf(overlay), C.size_t(len(overlay)),
-		&server.handle, &cError)
-	if err := check(status, cError); err != nil {
-		return nil, err
-	}
-	var out *C.pagedllm_text
-	if err := check(C.pagedllm_server_address(server.handle, &out, &cError), cError); err != nil {
-		C.pagedllm_server_free(server.handle)
-		return nil, err
-	}
-	server.address = C.GoStringN(out.data, C.int(out.len))
-	C.pagedllm_text_free(out)
-	return server, nil
-}
-
-// Address is where the server listens, as host:port.
-func (s *Server) Address() string { return s.address }
-
-// Close takes no more connections, gives those there are some time, and frees the server.
-func (s *Server) Close(timeout time.Duration) error {
-	C.pagedllm_server_stop(s.handle, C.uint32_t(timeout.Milliseconds()), nil)
-	return check(C.pagedllm_server_free(s.handle), nil)
 }
 
 func chars(text string) *C.char { return (*C.char)(unsafe.Pointer(unsafe.StringData(text))) }

@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -19,15 +19,15 @@ import (
 
 var golden = []uint32{271, 312, 153, 231, 149, 307, 134, 172}
 
+const tiny = "../../tests/golden/tiny/llama"
+
+var tinyOptions = Options{
+	"device": "cpu", "dtype": "float32", "threads": 1, "kv-cache-memory-bytes": "8M",
+}
+
 func openTiny(t testing.TB) *Engine {
 	t.Helper()
-	model, err := filepath.Abs("../../tests/golden/tiny/llama")
-	if err != nil {
-		t.Fatal(err)
-	}
-	engine, err := Open(model, Options{
-		"device": "cpu", "dtype": "float32", "threads": 1, "kv-cache-memory-bytes": "8M",
-	})
+	engine, err := Open(tiny, tinyOptions)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,6 +226,82 @@ func TestServerAndBindingAgree(t *testing.T) {
 	}
 }
 
+func TestLogGoesToALogger(t *testing.T) {
+	var text strings.Builder
+	handler := slog.NewTextHandler(&text, &slog.HandlerOptions{Level: slog.LevelDebug - 4})
+	engine, err := OpenContext(context.Background(), tiny, Config{Options: tinyOptions, Logger: slog.New(handler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := engine.GenerateTokens(context.Background(), []uint32{264}, greedy(4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Text(); err != nil {
+		t.Fatal(err)
+	}
+	if err := engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// Close has waited for the last line.
+	if !strings.Contains(text.String(), "target=pagedllm_engine") {
+		t.Fatal(text.String())
+	}
+}
+
+func TestLoadIsReportedAndCancelled(t *testing.T) {
+	var done, total uint64
+	config := Config{Options: tinyOptions, Progress: func(d, t uint64) { done, total = d, t }}
+	engine, err := OpenContext(context.Background(), tiny, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := engine.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if total == 0 || done != total {
+		t.Fatal(done, total)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := OpenContext(ctx, tiny, config); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
+func TestStatsCountWhatRan(t *testing.T) {
+	engine := openTiny(t)
+	for range 3 {
+		stream, err := engine.GenerateTokens(context.Background(), []uint32{264}, greedy(8))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Text(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stats, err := engine.Stats()
+	if err != nil || stats.GenerationTokens != 24 || stats.Finished.Length != 3 || stats.Blocks == 0 {
+		t.Fatal(stats, err)
+	}
+}
+
+func TestShutDownEngineTakesNoRequests(t *testing.T) {
+	engine := openTiny(t)
+	if err := engine.Health(); err != nil {
+		t.Fatal(err)
+	}
+	if err := engine.Shutdown(time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := engine.Health(); !errors.Is(err, ShuttingDown) {
+		t.Fatal(err)
+	}
+	if _, err := engine.Generate(context.Background(), "x", greedy(1)); !errors.Is(err, ShuttingDown) {
+		t.Fatal(err)
+	}
+}
+
 // The numbers written in Go are those of the header.
 func TestNumbersAreTheHeaders(t *testing.T) {
 	header, err := os.ReadFile("../../include/pagedllm.h")
@@ -237,12 +313,15 @@ func TestNumbersAreTheHeaders(t *testing.T) {
 		numbers[line[1]], _ = strconv.Atoi(line[2])
 	}
 	expected := map[string]int{
-		"INVALID_ARGUMENT": int(InvalidArgument), "INVALID_OPTION": int(InvalidOption),
-		"INVALID_REQUEST": int(InvalidRequest), "CONTEXT_LENGTH": int(ContextLength),
-		"MODEL_NOT_FOUND": int(ModelNotFound), "MODEL_ERROR": int(ModelError),
+		"INVALID_ARGUMENT": int(InvalidArgument), "INVALID_HANDLE": int(InvalidHandle),
+		"INVALID_STRUCT_SIZE": int(InvalidStructSize), "INVALID_UTF8": int(InvalidUTF8),
+		"INVALID_OPTION": int(InvalidOption), "INVALID_REQUEST": int(InvalidRequest),
+		"CONTEXT_LENGTH": int(ContextLength), "MODEL_NOT_FOUND": int(ModelNotFound),
+		"MODEL_ERROR": int(ModelError), "LOAD_CANCELLED": int(LoadCancelled),
 		"QUEUE_FULL": int(QueueFull), "SHUTTING_DOWN": int(ShuttingDown),
 		"ENGINE_FAILED": int(EngineFailed), "BUSY": int(Busy), "USED_AFTER_FORK": int(UsedAfterFork),
-		"LISTEN_FAILED": int(ListenFailed), "CANCELLED": int(Cancelled), "DEADLINE": int(Deadline),
+		"LISTEN_FAILED": int(ListenFailed), "OUT_OF_RESOURCES": int(OutOfResources),
+		"CANCELLED": int(Cancelled), "DEADLINE": int(Deadline), "UNSUPPORTED": int(Unsupported),
 		"INTERNAL": int(Internal), "EVENT_TEXT": int(EventText), "EVENT_FINISHED": int(EventFinished),
 		"EVENT_PROMPT": int(EventPrompt), "EVENT_JSON": int(EventJSON), "EVENT_FAILED": int(EventFailed),
 		"FINISH_LENGTH": int(FinishLength), "FINISH_STOP_TOKEN": int(FinishStopToken),

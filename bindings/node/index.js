@@ -4,6 +4,9 @@
 // are open, one thread of koffi's waits for the events of all of them.
 
 const native = require('./native.js');
+const { Load, Log, levelOf } = require('./opening.js');
+const { Server } = require('./server.js');
+const { Stream } = require('./stream.js');
 const { PagedLLMError, STATUS, call, frees } = native;
 
 const KINDS = { 1: 'text', 2: 'finished', 3: 'prompt', 4: 'json', 5: 'failed', 6: 'end' };
@@ -13,70 +16,6 @@ const CAPACITY = 64;
 // A wait ends this soon, so that a worker can be torn down.
 const WAIT_MS = 100;
 
-/** Events of one request, for `for await`. It frees itself at its end. */
-class Stream {
-  #events = [];
-  #ended = false;
-  #wake = null;
-  #handle = null;
-  #signal;
-  #abort = () => this.cancel();
-
-  constructor(signal) {
-    this.#signal = signal;
-  }
-
-  /** Ends the request soon; its events end with finishReason 'abort'. */
-  cancel() {
-    if (this.#handle !== null) call('stream_cancel', this.#handle);
-    this.#wake?.();
-  }
-
-  _begin(handle) {
-    this.#handle = handle;
-    this.#signal?.addEventListener('abort', this.#abort, { once: true });
-  }
-
-  _push(event) {
-    if (event.kind === 'end') {
-      this.#ended = true;
-      this.#signal?.removeEventListener('abort', this.#abort);
-      frees.stream(this.#handle);
-      this.#handle = null;
-    } else {
-      this.#events.push(event);
-    }
-    this.#wake?.();
-  }
-
-  async *[Symbol.asyncIterator]() {
-    try {
-      for (;;) {
-        this.#signal?.throwIfAborted();
-        if (this.#events.length > 0) {
-          yield this.#events.shift();
-        } else if (this.#ended) {
-          return;
-        } else {
-          await new Promise((resolve) => (this.#wake = resolve));
-          this.#wake = null;
-        }
-      }
-    } finally {
-      this.cancel();
-    }
-  }
-
-  /** The whole text of the first choice. */
-  async text() {
-    let text = '';
-    for await (const event of this) {
-      if (event.choice === 0 && (event.kind === 'text' || event.kind === 'json')) text += event.text;
-    }
-    return text;
-  }
-}
-
 /** A model that answers. */
 class Engine {
   #handle;
@@ -84,24 +23,43 @@ class Engine {
   #streams = new Map();
   #nextTag = 0;
   #polling = false;
+  #log;
 
-  constructor(handle) {
+  constructor(handle, log) {
     this.#handle = handle;
+    this.#log = log;
     this.#queue = native.handle('queue_new');
   }
 
   /** Loads a model. Options are named as on the command line. */
-  static async open(model, options = {}) {
+  static async open(model, options = {}, { log, logLevel = 'info', progress, signal } = {}) {
+    signal?.throwIfAborted();
+    const level = levelOf(logLevel);
     const path = Buffer.from(model);
     const overlay = Buffer.from(JSON.stringify(options));
+    const lines = log && new Log(log);
+    const load = new Load(progress, signal);
     const given = {
       struct_size: native.koffi.sizeof(native.EngineOptions),
       model: path, model_len: path.length, options: overlay, options_len: overlay.length,
-      log: null, log_data: null, log_level: 0, reserved: 0, progress: null, progress_data: null,
+      log: null, log_data: null, log_level: 0, reserved: 0,
+      ...lines?.fields(level), ...load.fields(),
     };
     const out = native.place();
-    await native.callAsync('engine_open', given, out);
-    return new Engine(native.pointerIn(out));
+    try {
+      await native.callAsync('engine_open', given, out);
+    } catch (error) {
+      lines?.close();
+      throw signal?.aborted && error.status === STATUS.LOAD_CANCELLED ? signal.reason : error;
+    } finally {
+      load.end();
+    }
+    const engine = new Engine(native.pointerIn(out), lines);
+    if (signal?.aborted) {
+      engine.close();
+      throw signal.reason;
+    }
+    return engine;
   }
 
   /** Continues a text or token ids. */
@@ -188,6 +146,33 @@ class Engine {
     return native.span('text', 1, 'detokenize', this.#open(), ids, ids.length, skipSpecialTokens ? 1 : 0).toString();
   }
 
+  /** The prompt of a conversation, as the model's template writes it. */
+  renderChat(messages) {
+    const chat = Buffer.from(JSON.stringify(messages));
+    return native.span('text', 1, 'render_chat', this.#open(), chat, chat.length).toString();
+  }
+
+  /** Serves the engine over HTTP with OpenAI's API. */
+  serve(options = {}) {
+    const overlay = Buffer.from(JSON.stringify(options));
+    return new Server(native.handle('server_start', this.#open(), overlay, overlay.length));
+  }
+
+  /** The most used counters at this moment. */
+  stats() {
+    return JSON.parse(native.span('text', 1, 'engine_metrics', this.#open(), 2).toString());
+  }
+
+  /** Throws where the engine takes no more requests. */
+  checkHealth() {
+    native.call('engine_health', this.#open());
+  }
+
+  /** Takes no more requests, gives those that run some time, and ends the rest. */
+  async shutdown(timeoutMs = 0) {
+    await native.callAsync('engine_shutdown', this.#open(), timeoutMs);
+  }
+
   /** Counters in Prometheus' text format. */
   metrics() {
     return native.span('text', 1, 'engine_metrics', this.#open(), 1).toString();
@@ -201,9 +186,11 @@ class Engine {
   /** Ends all requests and frees the engine; streams can be read to their end. */
   close() {
     if (this.#handle === null) return;
-    const handle = this.#open();
+    if (frees.engine(this.#handle) === STATUS.BUSY) {
+      throw new PagedLLMError(STATUS.BUSY, 'the engine is in use by another call', '', 0);
+    }
     this.#handle = null;
-    frees.engine(handle);
+    this.#log?.close();
     if (!this.#polling) this.#freeQueue();
   }
 
@@ -213,4 +200,4 @@ class Engine {
   }
 }
 
-module.exports = { Engine, PagedLLMError, STATUS, Stream };
+module.exports = { Engine, PagedLLMError, STATUS, Server, Stream };

@@ -15,9 +15,10 @@ const library = koffi.load(
 
 const STATUS = Object.freeze({
   OK: 0, TIMED_OUT: 1, END: 2, INTERRUPTED: 3, INVALID_ARGUMENT: 16, INVALID_HANDLE: 17,
-  INVALID_OPTION: 20, INVALID_REQUEST: 21, CONTEXT_LENGTH: 22, MODEL_NOT_FOUND: 23,
-  MODEL_ERROR: 24, QUEUE_FULL: 26, SHUTTING_DOWN: 27, ENGINE_FAILED: 28, BUSY: 29,
-  USED_AFTER_FORK: 30, LISTEN_FAILED: 31, CANCELLED: 33, DEADLINE: 34, INTERNAL: 36,
+  INVALID_STRUCT_SIZE: 18, INVALID_UTF8: 19, INVALID_OPTION: 20, INVALID_REQUEST: 21,
+  CONTEXT_LENGTH: 22, MODEL_NOT_FOUND: 23, MODEL_ERROR: 24, LOAD_CANCELLED: 25, QUEUE_FULL: 26,
+  SHUTTING_DOWN: 27, ENGINE_FAILED: 28, BUSY: 29, USED_AFTER_FORK: 30, LISTEN_FAILED: 31,
+  OUT_OF_RESOURCES: 32, CANCELLED: 33, DEADLINE: 34, UNSUPPORTED: 35, INTERNAL: 36,
 });
 
 const ErrorStruct = koffi.struct({
@@ -47,6 +48,11 @@ const signatures = {
   engine_open: 'pagedllm_engine_options *options, void *out',
   engine_info: 'void *engine, void *out',
   engine_metrics: 'void *engine, uint32_t format, void *out',
+  engine_health: 'void *engine',
+  engine_shutdown: 'void *engine, uint32_t timeout_ms',
+  server_start: 'void *engine, void *options, size_t len, void *out',
+  server_address: 'void *server, void *out',
+  server_stop: 'void *server, uint32_t timeout_ms',
   generate: 'void *engine, pagedllm_request *request, void *queue, void *out',
   complete: 'void *engine, uint32_t endpoint, void *body, size_t len, uint64_t tag, void *queue, void *out',
   stream_cancel: 'void *stream',
@@ -54,18 +60,24 @@ const signatures = {
   queue_poll: 'void *queue, uint32_t timeout_ms, void *events, size_t capacity, void *count',
   tokenize: 'void *engine, void *text, size_t len, uint32_t special, void *out',
   detokenize: 'void *engine, void *tokens, size_t len, uint32_t skip, void *out',
+  render_chat: 'void *engine, void *chat, size_t len, void *out',
 };
 const functions = {};
 for (const [name, list] of Object.entries(signatures)) {
   functions[name] = library.func(`int32_t pagedllm_${name}(${list}, void *error)`);
 }
 const frees = {};
-for (const name of ['engine', 'stream', 'queue']) {
+for (const name of ['engine', 'stream', 'queue', 'server']) {
   frees[name] = library.func(`int32_t pagedllm_${name}_free(void *handle)`);
 }
 for (const name of ['error', 'event', 'text', 'tokens']) {
   frees[name] = library.func(`void pagedllm_${name}_free(void *record)`);
 }
+// Callbacks of the library's own: none of JavaScript is ever handed to it.
+const callbacks = {
+  logToFd: library.symbol('pagedllm_log_to_fd'),
+  progressToMemory: library.symbol('pagedllm_progress_to_memory'),
+};
 
 const version = [Buffer.alloc(4), Buffer.alloc(4)];
 library.func('void pagedllm_abi_version(void *major, void *minor)')(...version);
@@ -108,19 +120,17 @@ function call(name, ...args) {
   return check(functions[name](...args, error), error);
 }
 
-/** As call, on a thread of koffi's. */
-function callAsync(name, ...args) {
-  const error = place();
+/** Runs a function of the library on a thread of koffi's; resolves to what it returns. */
+function onThread(run, ...args) {
   return new Promise((resolve, reject) => {
-    functions[name].async(...args, error, (failure, status) => {
-      if (failure) return reject(failure);
-      try {
-        resolve(check(status, error));
-      } catch (refused) {
-        reject(refused);
-      }
-    });
+    run.async(...args, (failure, result) => (failure ? reject(failure) : resolve(result)));
   });
+}
+
+/** As call, on a thread of koffi's. */
+async function callAsync(name, ...args) {
+  const error = place();
+  return check(await onThread(functions[name], ...args, error), error);
 }
 
 /** Calls a function that writes a handle. */
@@ -143,6 +153,10 @@ function tokensOf(bytes) {
   return Array.from({ length: bytes.length / 4 }, (_, i) => bytes.readUInt32LE(4 * i));
 }
 
+function floatsOf(bytes) {
+  return Array.from({ length: bytes.length / 4 }, (_, i) => bytes.readFloatLE(4 * i));
+}
+
 /** An event, copied and freed. */
 function takeEvent(pointer) {
   const raw = koffi.decode(pointer, Event);
@@ -152,8 +166,11 @@ function takeEvent(pointer) {
     choice: raw.choice,
     text: copy(raw.text, Number(raw.text_len)).toString(),
     tokens: tokensOf(copy(raw.tokens, 4 * Number(raw.tokens_len))),
+    logprobs: raw.logprobs ? floatsOf(copy(raw.logprobs, 4 * Number(raw.tokens_len))) : null,
     finishReason: raw.finish_reason,
+    status: raw.status,
     promptTokens: Number(raw.prompt_tokens),
+    cachedTokens: Number(raw.cached_tokens),
     outputTokens: Number(raw.output_tokens),
   };
   frees.event(pointer);
@@ -161,6 +178,6 @@ function takeEvent(pointer) {
 }
 
 module.exports = {
-  EngineOptions, PagedLLMError, Request, STATUS, call, callAsync, frees, handle, koffi, place,
-  pointerIn, span, takeEvent, tokensOf,
+  EngineOptions, PagedLLMError, Request, STATUS, call, callAsync, callbacks, frees, handle, koffi,
+  onThread, place, pointerIn, span, takeEvent, tokensOf,
 };

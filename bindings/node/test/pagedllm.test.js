@@ -9,10 +9,11 @@ const { Engine, PagedLLMError, STATUS } = require('..');
 
 const ROOT = path.join(__dirname, '../../..');
 const GOLDEN = [271, 312, 153, 231, 149, 307, 134, 172];
-const open = () =>
-  Engine.open(path.join(ROOT, 'tests/golden/tiny/llama'), {
+const TINY = path.join(ROOT, 'tests/golden/tiny/llama');
+const open = (openOptions) =>
+  Engine.open(TINY, {
     device: 'cpu', dtype: 'float32', threads: 1, kv_cache_memory_bytes: '8M',
-  });
+  }, openOptions);
 const greedy = (count) => ({ max_tokens: count, temperature: 0, ignore_eos: true });
 
 async function tokensOf(stream) {
@@ -68,6 +69,81 @@ if (!isMainThread) {
     assert.throws(() => engine.generate('x', { temperature: 9 }),
       (error) => error instanceof PagedLLMError && error.param === 'temperature');
     await assert.rejects(Engine.open('nowhere'), { status: STATUS.MODEL_ERROR });
+  });
+
+  test('the log comes as entries, and only up to its level', async () => {
+    // A log alone keeps no process alive.
+    const alive = setInterval(() => {}, 1000);
+    const entries = { trace: [], info: [] };
+    let arrived;
+    const first = new Promise((resolve) => (arrived = resolve));
+    for (const logLevel of ['info', 'trace']) {
+      const log = (entry) => (entries[logLevel].push(entry), logLevel === 'trace' && arrived());
+      const other = await open({ logLevel, log });
+      await tokensOf(other.generate([264], greedy(4)));
+      other.close();
+    }
+    await first;
+    assert.strictEqual(entries.trace[0].level, 'trace');
+    assert.match(entries.trace[0].target, /^pagedllm_engine/);
+    assert.match(entries.trace[0].message, /./);
+    assert.deepStrictEqual(entries.info, []);
+    await assert.rejects(open({ log: () => {}, logLevel: 'loud' }), TypeError);
+    clearInterval(alive);
+  });
+
+  test('a load is reported, and can be cancelled', async () => {
+    let last;
+    const other = await open({ progress: (...report) => (last = report) });
+    other.close();
+    assert.ok(last[0] > 0 && last[0] === last[1], `${last}`);
+    const controller = new AbortController();
+    const opening = open({ signal: controller.signal });
+    controller.abort();
+    await assert.rejects(opening, { name: 'AbortError' });
+    await assert.rejects(open({ signal: controller.signal }), { name: 'AbortError' });
+  });
+
+  test('the server inside gives the text of the binding', async () => {
+    const server = engine.serve({ host: '127.0.0.1', port: 0 });
+    const body = { prompt: [264], ...greedy(8) };
+    const response = await fetch(`http://${server.address}/v1/completions`, {
+      method: 'POST',
+      headers: { 'Content-Type': 'application/json', Connection: 'close' },
+      body: JSON.stringify(body),
+    });
+    const served = await response.json();
+    assert.strictEqual(served.choices[0].text, await engine.generate([264], greedy(8)).text());
+    await server.close(1000);
+    await server.close();
+    await assert.rejects(fetch(`http://${server.address}/health`));
+    assert.throws(() => engine.serve({ port: 'x' }), { param: 'port' });
+  });
+
+  test('stats count what ran', async () => {
+    const before = engine.stats();
+    await engine.generate([264], greedy(8)).text();
+    const after = engine.stats();
+    assert.strictEqual(after.generation_tokens_total - before.generation_tokens_total, 8);
+    assert.strictEqual(after.finished_total.length - before.finished_total.length, 1);
+  });
+
+  test('an engine that was shut down takes no requests', async () => {
+    const other = await open();
+    other.checkHealth();
+    const stream = other.generate([264], greedy(400));
+    await other.shutdown(0);
+    await stream.text();
+    assert.throws(() => other.checkHealth(), { status: STATUS.SHUTTING_DOWN });
+    other.close();
+  });
+
+  test('log-probabilities come with their tokens', async () => {
+    for await (const event of engine.generate([264], { ...greedy(4), logprobs: 0 })) {
+      if (event.kind !== 'text') continue;
+      assert.strictEqual(event.logprobs.length, event.tokens.length);
+      for (const logprob of event.logprobs) assert.ok(logprob <= 0);
+    }
   });
 
   test('closing ends streams', async () => {

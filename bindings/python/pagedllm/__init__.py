@@ -7,15 +7,20 @@
 """
 
 from ._native import PagedLLMError, Status
-from ._llm import LLM, CompletionOutput, Event, RequestOutput, SamplingParams, Stream
+from ._llm import LLM
+from ._outputs import CompletionOutput, Event, Logprob, RequestOutput, SamplingParams
+from ._server import Server
+from ._stream import Stream
 
 __all__ = [
     "LLM",
     "CompletionOutput",
     "Event",
+    "Logprob",
     "PagedLLMError",
     "RequestOutput",
     "SamplingParams",
+    "Server",
     "Status",
     "Stream",
 ]

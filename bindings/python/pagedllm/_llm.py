@@ -1,193 +1,53 @@
 """The Python API over the C library: one thread per LLM reads the events of all its streams."""
 
-import asyncio
-import collections
 import ctypes
-import dataclasses
 import json
+import logging
 import os
 import threading
 import time
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from . import _native as native
 from ._native import LIBRARY, Status
+from ._opening import Log, open_engine
+from ._outputs import Event, Prompt, RequestOutput, SamplingParams, collect
+from ._server import Server
+from ._stream import Stream
 
-_KINDS = {1: "text", 2: "finished", 3: "prompt", 4: "json", 5: "failed", 6: "end"}
-_REASONS = {
-    0: None,
-    1: "length",
-    2: "stop",
-    3: "stop",
-    4: "abort",
-    5: "deadline",
-    6: "error",
-}
-Prompt = Union[str, Sequence[int]]
-
-
-@dataclasses.dataclass
-class SamplingParams:
-    """How to sample and when to stop. None takes the model's default; `extra` holds any other
-    parameter of OpenAI's API or vLLM's."""
-
-    max_tokens: Optional[int] = 16
-    temperature: Optional[float] = None
-    top_p: Optional[float] = None
-    top_k: Optional[int] = None
-    min_p: Optional[float] = None
-    repetition_penalty: Optional[float] = None
-    presence_penalty: Optional[float] = None
-    frequency_penalty: Optional[float] = None
-    n: Optional[int] = None
-    seed: Optional[int] = None
-    stop: Union[None, str, List[str]] = None
-    stop_token_ids: Optional[List[int]] = None
-    ignore_eos: Optional[bool] = None
-    min_tokens: Optional[int] = None
-    extra: Dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def to_json(self) -> bytes:
-        """The parameters as the library reads them."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        extra = fields.pop("extra")
-        given = {name: value for name, value in fields.items() if value is not None}
-        return json.dumps({**given, **extra}).encode()
-
-
-@dataclasses.dataclass
-class Event:
-    """Something that happened to one choice of a request."""
-
-    kind: str
-    choice: int
-    text: str
-    token_ids: List[int]
-    finish_reason: Optional[str]
-    prompt_tokens: int
-    output_tokens: int
-
-
-@dataclasses.dataclass
-class CompletionOutput:
-    """One choice of an answer."""
-
-    index: int
-    text: str = ""
-    token_ids: List[int] = dataclasses.field(default_factory=list)
-    finish_reason: Optional[str] = None
-
-
-@dataclasses.dataclass
-class RequestOutput:
-    """The answer to one prompt."""
-
-    prompt: Any
-    outputs: List[CompletionOutput]
-    finished: bool = True
-
-
-class Stream:
-    """Events of one request, for `for` and for `async for`. It frees itself at its end."""
-
-    def __init__(self):
-        self._condition = threading.Condition()
-        self._events = collections.deque()
-        self._ended = False
-        self._handle = None
-        self._waiters = []
-
-    def cancel(self):
-        """Ends the request soon; its events end with a finish reason of "abort"."""
-        with self._condition:
-            if self._handle is not None:
-                native.call("stream_cancel", self._handle)
-
-    def _begin(self, handle):
-        with self._condition:
-            if not self._ended:
-                self._handle = handle
-                return
-        LIBRARY.pagedllm_stream_free(handle)
-
-    def _push(self, event):
-        with self._condition:
-            handle = None
-            if event.kind == "end":
-                self._ended = True
-                handle, self._handle = self._handle, None
-            else:
-                self._events.append(event)
-            waiters, self._waiters = self._waiters, []
-            self._condition.notify_all()
-        for loop, future in waiters:
-            try:
-                loop.call_soon_threadsafe(_wake, future)
-            except RuntimeError:
-                pass  # That loop was closed.
-        if handle is not None:
-            LIBRARY.pagedllm_stream_free(handle)
-
-    def __iter__(self):
-        return self
-
-    def __next__(self) -> Event:
-        with self._condition:
-            while not self._events:
-                if self._ended:
-                    raise StopIteration
-                self._condition.wait()
-            return self._events.popleft()
-
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self) -> Event:
-        while True:
-            with self._condition:
-                if self._events:
-                    return self._events.popleft()
-                if self._ended:
-                    raise StopAsyncIteration
-                loop = asyncio.get_running_loop()
-                future = loop.create_future()
-                self._waiters.append((loop, future))
-            try:
-                await future
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
-
-    async def aclose(self):
-        """Cancels what has not ended."""
-        self.cancel()
-
-
-def _wake(future):
-    if not future.done():
-        future.set_result(None)
+_ENDPOINTS = {"completions": 1, "chat_completions": 2, "tokenize": 3, "detokenize": 4}
+_PROMETHEUS, _JSON = 1, 2
 
 
 class LLM:
-    """A model that answers. Options are named as on the command line, with `_` for `-`."""
+    """A model that answers. Options are named as on the command line, with `_` for `-`.
 
-    def __init__(self, model: Union[str, "os.PathLike[str]"], **options: Any):
+    The log goes to `logger`, by default that of `logging` named "pagedllm", at the level which
+    that has now. `progress` is called with the bytes loaded and their total while the model loads;
+    it cancels the load by returning False or by raising.
+    """
+
+    def __init__(
+        self,
+        model: Union[str, "os.PathLike[str]"],
+        *,
+        logger: Optional[logging.Logger] = None,
+        progress: Optional[Callable[[int, int], Any]] = None,
+        **options: Any,
+    ):
         self._lock = threading.Lock()
         self._streams: Dict[int, Stream] = {}
         self._next_tag = 0
         self._closing = False
-        self._engine = self._queue = None
-        path, overlay = os.fspath(model).encode(), json.dumps(options).encode()
-        given = native.EngineOptions(
-            struct_size=ctypes.sizeof(native.EngineOptions),
-            model=path,
-            model_len=len(path),
-            options=overlay,
-            options_len=len(overlay),
-        )
-        engine, queue = ctypes.c_void_p(), ctypes.c_void_p()
-        native.call("engine_open", ctypes.byref(given), ctypes.byref(engine))
-        self._engine = engine
+        self._process = os.getpid()
+        self._engine = None
+        self._log = Log(logger or logging.getLogger("pagedllm"))
+        try:
+            self._engine = open_engine(model, options, self._log, progress)
+        except BaseException:
+            self._log.close()
+            raise
+        queue = ctypes.c_void_p()
         native.call("queue_new", ctypes.byref(queue))
         self._queue = queue
         self._thread = threading.Thread(target=self._dispatch, name="pagedllm", daemon=True)
@@ -198,7 +58,8 @@ class LLM:
         with self._lock:
             engine, self._engine = self._engine, None
             self._closing = True
-        if engine is None:
+        # A child after fork has the parent's handles, but nothing to close.
+        if engine is None or self._process != os.getpid():
             return
         # Calls of other threads that are under way are short; none begins any more.
         while LIBRARY.pagedllm_engine_free(engine) == Status.BUSY:
@@ -206,6 +67,7 @@ class LLM:
         native.call("queue_interrupt", self._queue)
         self._thread.join()
         LIBRARY.pagedllm_queue_free(self._queue)
+        self._log.close()
 
     def __enter__(self):
         return self
@@ -219,7 +81,9 @@ class LLM:
         sampling_params: Union[None, SamplingParams, Sequence[SamplingParams]] = None,
     ) -> List[RequestOutput]:
         """Continues each prompt, a text or token ids, all of them batched."""
-        is_one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        is_one = isinstance(prompts, (str, dict)) or (
+            len(prompts) > 0 and isinstance(prompts[0], int)
+        )
         prompts = [prompts] if is_one else list(prompts)
         return self._run(prompts, sampling_params, self.stream)
 
@@ -234,14 +98,19 @@ class LLM:
 
     def _run(self, prompts, sampling_params, start):
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params] * len(prompts)
+            sampling_params = [sampling_params or SamplingParams()] * len(prompts)
         if len(sampling_params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts, {len(sampling_params)} sampling_params")
         streams = []
         try:
             for prompt, params in zip(prompts, sampling_params):
                 streams.append(start(prompt, params))
-            return [_collect(prompt, stream) for prompt, stream in zip(prompts, streams)]
+            return [
+                collect(str(index), prompt, params, stream)
+                for index, (prompt, params, stream) in enumerate(
+                    zip(prompts, sampling_params, streams)
+                )
+            ]
         except BaseException:
             for stream in streams:
                 stream.cancel()
@@ -249,20 +118,52 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: Optional[SamplingParams] = None) -> Stream:
         """Continues a prompt; the events come as they are generated."""
+        if isinstance(prompt, dict):
+            tokens = prompt.get("prompt_token_ids")
+            prompt = prompt["prompt"] if tokens is None else tokens
+        params = (sampling_params or SamplingParams()).to_json()
         if isinstance(prompt, str):
             data = prompt.encode()
-            return self._submit(sampling_params, text=data, text_len=len(data))
+            return self._submit(params, text=data, text_len=len(data))
         tokens = (ctypes.c_uint32 * max(len(prompt), 1))(*prompt)
         pointer = ctypes.cast(tokens, ctypes.POINTER(ctypes.c_uint32))
-        return self._submit(sampling_params, tokens=pointer, tokens_len=len(prompt))
+        return self._submit(params, tokens=pointer, tokens_len=len(prompt))
 
-    def stream_chat(self, messages, sampling_params: Optional[SamplingParams] = None) -> Stream:
+    def stream_chat(
+        self, messages: List[Dict[str, Any]], sampling_params: Optional[SamplingParams] = None
+    ) -> Stream:
         """Answers a conversation; the events come as they are generated."""
         chat = json.dumps(messages).encode()
-        return self._submit(sampling_params, chat=chat, chat_len=len(chat))
+        params = (sampling_params or SamplingParams()).to_json(is_chat=True)
+        return self._submit(params, chat=chat, chat_len=len(chat))
 
-    def _submit(self, sampling_params, **prompt):
-        params = (sampling_params or SamplingParams()).to_json()
+    def complete(self, endpoint: str, body: Union[str, bytes, Dict[str, Any]]) -> Stream:
+        """Answers an OpenAI body with the JSON that the server would send. The endpoint is
+        "completions", "chat_completions", "tokenize" or "detokenize"."""
+        data = json.dumps(body) if isinstance(body, dict) else body
+        data = data.encode() if isinstance(data, str) else data
+        code = _ENDPOINTS.get(endpoint, 0)
+        return self._start(
+            lambda tag, out: native.call(
+                "complete", self._engine, code, data, len(data), tag, self._queue, out
+            )
+        )
+
+    def _submit(self, params, **prompt):
+        request = native.Request(
+            struct_size=ctypes.sizeof(native.Request),
+            params=params,
+            params_len=len(params),
+            **prompt,
+        )
+
+        def begin(tag, out):
+            request.tag = tag
+            native.call("generate", self._engine, ctypes.byref(request), self._queue, out)
+
+        return self._start(begin)
+
+    def _start(self, begin):
         stream, handle = Stream(), ctypes.c_void_p()
         with self._lock:
             if self._engine is None:
@@ -270,17 +171,8 @@ class LLM:
             self._next_tag += 1
             tag = self._next_tag
             self._streams[tag] = stream
-        request = native.Request(
-            struct_size=ctypes.sizeof(native.Request),
-            params=params,
-            params_len=len(params),
-            tag=tag,
-            **prompt,
-        )
         try:
-            native.call(
-                "generate", self._engine, ctypes.byref(request), self._queue, ctypes.byref(handle)
-            )
+            begin(tag, ctypes.byref(handle))
         except BaseException:
             with self._lock:
                 del self._streams[tag]
@@ -304,13 +196,35 @@ class LLM:
         array = (ctypes.c_uint32 * len(tokens))(*tokens)
         return native.text("detokenize", self._engine, array, len(tokens), skip_special_tokens)
 
+    def render_chat(self, messages: List[Dict[str, Any]]) -> str:
+        """The prompt of a conversation, as the model's template writes it."""
+        chat = json.dumps(messages).encode()
+        return native.text("render_chat", self._engine, chat, len(chat))
+
+    def serve(self, **options: Any) -> Server:
+        """Serves the engine over HTTP with OpenAI's API; `host="127.0.0.1", port=0` listens on a
+        free port of this machine."""
+        return Server(self._engine, options)
+
     def metrics(self) -> str:
         """Counters in Prometheus' text format."""
-        return native.text("engine_metrics", self._engine, 1)
+        return native.text("engine_metrics", self._engine, _PROMETHEUS)
+
+    def stats(self) -> Dict[str, Any]:
+        """The most used counters at this moment."""
+        return json.loads(native.text("engine_metrics", self._engine, _JSON))
 
     def info(self) -> Dict[str, Any]:
         """What was loaded."""
         return json.loads(native.text("engine_info", self._engine))
+
+    def check_health(self):
+        """Raises where the engine takes no more requests."""
+        native.call("engine_health", self._engine)
+
+    def shutdown(self, timeout: Optional[float] = 0.0):
+        """Takes no more requests, gives those that run some seconds, and ends the rest."""
+        native.call("engine_shutdown", self._engine, native.milliseconds(timeout))
 
     def _dispatch(self):
         events = (ctypes.POINTER(native.Event) * 64)()
@@ -320,7 +234,7 @@ class LLM:
                 "queue_poll", self._queue, native.FOREVER, events, 64, ctypes.byref(count)
             )
             for event in events[: count.value] if status == Status.OK else ():
-                tag, made = event.contents.tag, _event(event.contents)
+                tag, made = event.contents.tag, Event._of(event.contents)
                 LIBRARY.pagedllm_event_free(event)
                 with self._lock:
                     ended = made.kind == "end"
@@ -330,27 +244,3 @@ class LLM:
             with self._lock:
                 if self._closing and not self._streams:
                     return
-
-
-def _event(raw):
-    return Event(
-        kind=_KINDS.get(raw.kind, "unknown"),
-        choice=raw.choice,
-        text=native.string(raw.text, raw.text_len),
-        token_ids=raw.tokens[: raw.tokens_len] if raw.tokens_len else [],
-        finish_reason=_REASONS.get(raw.finish_reason, "unknown"),
-        prompt_tokens=raw.prompt_tokens,
-        output_tokens=raw.output_tokens,
-    )
-
-
-def _collect(prompt, stream):
-    outputs: Dict[int, CompletionOutput] = {}
-    for event in stream:
-        output = outputs.setdefault(event.choice, CompletionOutput(event.choice))
-        if event.kind == "text":
-            output.text += event.text
-            output.token_ids += event.token_ids
-        elif event.kind == "finished":
-            output.finish_reason = event.finish_reason
-    return RequestOutput(prompt, [outputs[index] for index in sorted(outputs)])

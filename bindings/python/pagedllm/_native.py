@@ -23,19 +23,24 @@ class Status(enum.IntEnum):
     INTERRUPTED = 3
     INVALID_ARGUMENT = 16
     INVALID_HANDLE = 17
+    INVALID_STRUCT_SIZE = 18
+    INVALID_UTF8 = 19
     INVALID_OPTION = 20
     INVALID_REQUEST = 21
     CONTEXT_LENGTH = 22
     MODEL_NOT_FOUND = 23
     MODEL_ERROR = 24
+    LOAD_CANCELLED = 25
     QUEUE_FULL = 26
     SHUTTING_DOWN = 27
     ENGINE_FAILED = 28
     BUSY = 29
     USED_AFTER_FORK = 30
     LISTEN_FAILED = 31
+    OUT_OF_RESOURCES = 32
     CANCELLED = 33
     DEADLINE = 34
+    UNSUPPORTED = 35
     INTERNAL = 36
 
 
@@ -61,6 +66,9 @@ class Error(ctypes.Structure):
     ]
 
 
+PROGRESS = ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64, c_uint64)
+
+
 class EngineOptions(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -72,7 +80,7 @@ class EngineOptions(ctypes.Structure):
         ("log_data", c_void_p),
         ("log_level", c_uint32),
         ("reserved", c_uint32),
-        ("progress", c_void_p),
+        ("progress", PROGRESS),
         ("progress_data", c_void_p),
     ]
 
@@ -94,6 +102,10 @@ class Request(ctypes.Structure):
     ]
 
 
+class Logprob(ctypes.Structure):
+    _fields_ = [("token", c_uint32), ("logprob", c_float)]
+
+
 class Event(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -107,7 +119,7 @@ class Event(ctypes.Structure):
         ("tokens", POINTER(c_uint32)),
         ("tokens_len", c_size_t),
         ("logprobs", POINTER(c_float)),
-        ("alternatives", c_void_p),
+        ("alternatives", POINTER(Logprob)),
         ("alternatives_ends", POINTER(c_size_t)),
         ("stop", c_int64),
         ("prompt_tokens", c_uint64),
@@ -134,6 +146,9 @@ _FAILING = {
     "generate": [c_void_p, POINTER(Request), c_void_p, POINTER(c_void_p)],
     "complete": [c_void_p, c_uint32, c_char_p, c_size_t, c_uint64, c_void_p, POINTER(c_void_p)],
     "stream_cancel": [c_void_p],
+    "server_start": [c_void_p, c_char_p, c_size_t, POINTER(c_void_p)],
+    "server_address": [c_void_p, POINTER(POINTER(Text))],
+    "server_stop": [c_void_p, c_uint32],
     "queue_new": [POINTER(c_void_p)],
     "queue_poll": [
         c_void_p,
@@ -147,10 +162,8 @@ _FAILING = {
     "detokenize": [c_void_p, POINTER(c_uint32), c_size_t, c_uint32, POINTER(POINTER(Text))],
     "render_chat": [c_void_p, c_char_p, c_size_t, POINTER(POINTER(Text))],
 }
-_FREEING = {
-    "engine_free": c_void_p,
-    "stream_free": c_void_p,
-    "queue_free": c_void_p,
+_HANDLES = ("engine_free", "stream_free", "queue_free", "server_free")
+_RECORDS = {
     "error_free": POINTER(Error),
     "event_free": POINTER(Event),
     "text_free": POINTER(Text),
@@ -166,10 +179,12 @@ def _load():
         function = getattr(library, f"pagedllm_{name}")
         function.argtypes = [*arguments, POINTER(POINTER(Error))]
         function.restype = c_int32
-    for name, argument in _FREEING.items():
+    for name in _HANDLES:
         function = getattr(library, f"pagedllm_{name}")
-        function.argtypes = [argument]
-        function.restype = c_int32 if name in ("engine_free", "stream_free", "queue_free") else None
+        function.argtypes, function.restype = [c_void_p], c_int32
+    for name, argument in _RECORDS.items():
+        function = getattr(library, f"pagedllm_{name}")
+        function.argtypes, function.restype = [argument], None
     major, minor = c_uint32(), c_uint32()
     library.pagedllm_abi_version(ctypes.byref(major), ctypes.byref(minor))
     if major.value != ABI_MAJOR:
@@ -178,6 +193,9 @@ def _load():
 
 
 LIBRARY = _load()
+
+# The library's own callback for logs: no thread of its own ever runs Python.
+LOG_TO_FD = ctypes.cast(LIBRARY.pagedllm_log_to_fd, c_void_p).value
 
 
 def call(name, *arguments):
@@ -193,6 +211,11 @@ def call(name, *arguments):
         retry_after = error.contents.retry_after_ms / 1000
         LIBRARY.pagedllm_error_free(error)
     raise PagedLLMError(status, message, param, retry_after)
+
+
+def milliseconds(seconds):
+    """A timeout; None waits for ever."""
+    return FOREVER if seconds is None else min(max(int(seconds * 1000), 0), FOREVER - 1)
 
 
 def string(data, length):

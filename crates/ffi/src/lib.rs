@@ -26,6 +26,7 @@ mod handle;
 mod panic;
 mod record;
 
+mod callbacks;
 mod engine;
 mod error;
 mod event;

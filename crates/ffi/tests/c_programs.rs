@@ -139,7 +139,7 @@ fn the_cpp_example_streams() {
     run(Command::new("g++")
         .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I"])
         .arg(root().join("include"))
-        .arg(root().join("bindings/cpp/example/stream.cc"))
+        .arg(root().join("bindings/cpp/example/chat.cc"))
         .arg("-o")
         .arg(&program)
         .arg("-L")
@@ -147,7 +147,7 @@ fn the_cpp_example_streams() {
         .arg("-lpagedllm"));
     let said = run(Command::new(&program)
         .arg(root().join("tests/golden/tiny/llama"))
-        .arg("hi")
+        .arg(r#"[{"role": "user", "content": "hi"}]"#)
         .env("LD_LIBRARY_PATH", library_dir()));
     assert!(said.len() > 1, "an answer");
 }

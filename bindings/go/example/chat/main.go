@@ -1,8 +1,9 @@
-// Streams an answer: go run ./example MODEL "Tell me a story"
+// Answers as the model generates, until Ctrl-C: go run ./example/chat MODEL "What is gravity?"
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"os"
@@ -25,8 +26,10 @@ func main() {
 		log.Fatal(err)
 	}
 	for event, err := range stream.Events() {
-		if err != nil {
-			log.Fatal(err) // Interrupted: the request is cancelled.
+		if errors.Is(err, context.Canceled) {
+			fmt.Print(" [cancelled]")
+		} else if err != nil {
+			log.Fatal(err)
 		}
 		fmt.Print(event.Text)
 	}
