@@ -67,7 +67,10 @@ type Stats struct {
 	Preemptions        int64 `json:"preemptions_total"`
 	Steps              int64 `json:"steps_total"`
 	Finished           struct {
-		Stop, Length, Abort, Error int64
+		Stop   int64 `json:"stop"`
+		Length int64 `json:"length"`
+		Abort  int64 `json:"abort"`
+		Error  int64 `json:"error"`
 	} `json:"finished_total"`
 	RejectedQueueFull int64 `json:"rejected_queue_full_total"`
 }

@@ -8,6 +8,7 @@ mod demo;
 mod golden;
 mod models;
 mod shell;
+mod snippets;
 mod test;
 mod tidy;
 
@@ -19,6 +20,8 @@ Usage: cargo xtask COMMAND
   demo          build, fetch a small real model, serve it, and show an answer
   test          fetch what the tests need, then run all of them
   ci            everything that CI runs, with the time of each stage
+  bindings      the tests of the Go, Node and Python bindings, and those of C and C++ beside them
+  snippets      write the files that documents show into them
   tidy          layers, file lengths, unsafe, words that do not belong, licences
   sim [SEEDS]   the serving simulator, over that many seeds (default 1000)
   golden        make the golden files again (installs torch and transformers; slow)
@@ -33,6 +36,8 @@ fn main() -> Result<()> {
         Some("demo") => demo::run(),
         Some("test") => test::run(),
         Some("ci") => ci::run(),
+        Some("bindings") => bindings::run(),
+        Some("snippets") => snippets::run(),
         Some("tidy") => tidy::run(),
         Some("sim") => test::simulate(args.get(1).map_or("1000", String::as_str)),
         Some("golden") => golden::run(),

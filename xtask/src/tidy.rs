@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::shell::{command, output};
+use crate::snippets;
 
 /// Which crates of this repository a crate may use; dev-dependencies are free. The same table
 /// stands in docs/architecture.md.
@@ -151,6 +152,11 @@ fn check_file(path: &str, faults: &mut Vec<String>) {
                 faults.push(format!("{path}:{}: a path of one machine", line + 1));
             }
         }
+    }
+    if path.ends_with(".md")
+        && let Some(fault) = snippets::fault(&text)
+    {
+        faults.push(format!("{path}: {fault}"));
     }
     let is_source = matches!(
         Path::new(path).extension().and_then(|ext| ext.to_str()),
