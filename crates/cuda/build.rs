@@ -17,6 +17,7 @@ fn main() {
     for name in ["PAGEDLLM_NVCC", "PAGEDLLM_CUDA_ARCHS", "CUDA_HOME", "PATH"] {
         println!("cargo:rerun-if-env-changed={name}");
     }
+    println!("cargo:rustc-env=PAGEDLLM_BUILT_ARCHS={}", archs().join(","));
     let root = Path::new(&variable("CARGO_MANIFEST_DIR")).join("../../kernels");
     println!("cargo:rerun-if-changed={}", root.display());
     let out = PathBuf::from(variable("OUT_DIR"));

@@ -4,6 +4,7 @@
 use pagedllm_core::{KvGroup, LinearPart, SamplingBatch, Split, StepInput, StepOutput, WeightView};
 
 use crate::attention::{Activation, AttentionSpec};
+use crate::dummy::DummyMatrix;
 
 /// A device failed, or has not enough memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,6 +83,26 @@ pub trait Backend: Sized + Send + 'static {
         parts: &[LinearPart<'_>],
         split: Split,
     ) -> Result<Self::Linear, DeviceError>;
+    /// As [`load_linear`](Self::load_linear), of weights that no file has. Override it where the
+    /// device can make them itself; the values must be the same.
+    ///
+    /// # Errors
+    /// Out of memory.
+    fn load_dummy_linear(
+        &mut self,
+        parts: &[DummyMatrix],
+        split: Split,
+    ) -> Result<Self::Linear, DeviceError> {
+        let parts: Vec<LinearPart<'_>> = parts.iter().map(DummyMatrix::part).collect();
+        self.load_linear(&parts, split)
+    }
+    /// As [`load_vocab`](Self::load_vocab), of weights that no file has.
+    ///
+    /// # Errors
+    /// Out of memory.
+    fn load_dummy_vocab(&mut self, table: &DummyMatrix) -> Result<Self::Vocab, DeviceError> {
+        self.load_vocab(&table.weight())
+    }
     /// Loads an `RMSNorm` gain.
     ///
     /// # Errors

@@ -7,9 +7,11 @@ mod attention;
 mod backend;
 pub mod conformance;
 pub mod dequantize;
+mod dummy;
 mod reference;
 pub mod sampler;
 
 pub use attention::{Activation, AttentionSpec, Rope};
 pub use backend::{Backend, DeviceError, WorkspaceSpec};
+pub use dummy::DummyMatrix;
 pub use reference::Reference;

@@ -10,7 +10,7 @@ use pagedllm_core::{VocabSpec, WeightFormat, WeightView};
 
 use crate::mmap::FileBytes;
 use crate::quote::quote;
-use crate::{CheckpointError, ModelConfig, open};
+use crate::{CheckpointError, ModelConfig, dummy, open};
 
 /// Kind of weight file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub enum CheckpointFormat {
     Gguf,
     /// A Hugging Face directory of safetensors files.
     Safetensors,
+    /// A configuration without weights; see [`Checkpoint::open_dummy`].
+    Dummy,
 }
 
 /// Text files beside the weights, those that exist.
@@ -82,6 +84,24 @@ impl Checkpoint {
         Ok(Self { parts: Arc::new(open::path(path)?) })
     }
 
+    /// The configuration of what is at `path`, without weights: a directory with config.json, the
+    /// config.json itself, or whatever [`open`](Self::open) takes. No weight file needs to exist.
+    ///
+    /// [`contains`](Self::contains) then says which biases the configuration asks for, and there
+    /// are no tensors to read: whoever loads the model makes up its weights.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_dummy(path: &Path) -> Result<Self, CheckpointError> {
+        Ok(Self { parts: Arc::new(dummy::path(path)?) })
+    }
+
+    /// Whether there is a configuration only.
+    #[must_use]
+    pub fn is_dummy(&self) -> bool {
+        self.format() == CheckpointFormat::Dummy
+    }
+
     /// A GGUF file that is in memory.
     ///
     /// # Errors
@@ -115,6 +135,9 @@ impl Checkpoint {
     /// Whether there is a tensor of this name.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
+        if self.is_dummy() {
+            return dummy::contains(self.config(), name);
+        }
         self.parts.tensors.contains_key(name)
     }
 

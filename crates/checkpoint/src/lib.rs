@@ -15,6 +15,7 @@
 
 mod checkpoint;
 mod config;
+mod dummy;
 mod error;
 mod fields;
 mod gguf;

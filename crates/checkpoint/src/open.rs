@@ -33,7 +33,7 @@ pub(crate) struct Named {
     pub(crate) bytes: FileBytes,
 }
 
-type JsonObject = Map<String, Json>;
+pub(crate) type JsonObject = Map<String, Json>;
 
 /// Opens whatever is at `path`.
 pub(crate) fn path(path: &Path) -> Result<Parts, CheckpointError> {
@@ -69,7 +69,7 @@ fn io(path: &Path, source: std::io::Error) -> CheckpointError {
     CheckpointError::Io { path: path.into(), source }
 }
 
-fn not_one(path: &Path, reason: String) -> CheckpointError {
+pub(crate) fn not_one(path: &Path, reason: String) -> CheckpointError {
     CheckpointError::NotACheckpoint { path: path.into(), reason }
 }
 
@@ -104,7 +104,10 @@ pub(crate) fn json(file: &str, bytes: &[u8]) -> Result<JsonObject, CheckpointErr
 }
 
 /// Reads a JSON object, or nothing if the file does not exist.
-fn json_file(directory: &Path, name: &str) -> Result<Option<JsonObject>, CheckpointError> {
+pub(crate) fn json_file(
+    directory: &Path,
+    name: &str,
+) -> Result<Option<JsonObject>, CheckpointError> {
     let path = directory.join(name);
     match fs::metadata(&path) {
         Ok(kind) if kind.is_file() => {}
@@ -122,7 +125,7 @@ fn json_file(directory: &Path, name: &str) -> Result<Option<JsonObject>, Checkpo
     json(name, &bytes).map(Some)
 }
 
-fn tokenizer_files(directory: &Path) -> TokenizerFiles {
+pub(crate) fn tokenizer_files(directory: &Path) -> TokenizerFiles {
     let present = |name: &str| -> Option<PathBuf> {
         let path = directory.join(name);
         path.is_file().then_some(path)
@@ -482,8 +485,7 @@ pub(crate) fn safetensors(
     if !model.tie_word_embeddings && !tensors.contains_key("lm_head.weight") {
         return Err(missing(vec!["lm_head.weight".into()]));
     }
-    let metadata = config.iter().take(MAX_SHOWN_PAIRS);
-    let metadata = metadata.map(|(key, value)| (quote(key), quote(&value.to_string()))).collect();
+    let metadata = shown_config(config);
     Ok(Parts {
         config: model,
         format: CheckpointFormat::Safetensors,
@@ -493,4 +495,10 @@ pub(crate) fn safetensors(
         vocab: None,
         metadata,
     })
+}
+
+/// The fields of a config.json, as `metadata` shows them.
+pub(crate) fn shown_config(config: &JsonObject) -> Vec<(String, String)> {
+    let pairs = config.iter().take(MAX_SHOWN_PAIRS);
+    pairs.map(|(key, value)| (quote(key), quote(&value.to_string()))).collect()
 }

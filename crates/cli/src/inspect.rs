@@ -82,6 +82,7 @@ fn format_name(format: CheckpointFormat) -> &'static str {
     match format {
         CheckpointFormat::Gguf => "gguf",
         CheckpointFormat::Safetensors => "safetensors",
+        CheckpointFormat::Dummy => "dummy",
     }
 }
 

@@ -11,10 +11,19 @@ pub(crate) fn open(options: &Options) -> anyhow::Result<Llm> {
     let shows_progress = std::io::stderr().is_terminal();
     let mut shown = u64::MAX;
     let llm = Llm::open(options, &mut |progress| {
-        let percent = 100 * progress.done_bytes / progress.total_bytes.max(1);
-        if shows_progress && percent != shown {
-            shown = percent;
-            eprint!("\rloading {percent}%");
+        let gib = |count: u64| count as f64 / f64::from(1 << 30);
+        let percent = (100 * progress.done_bytes).checked_div(progress.total_bytes);
+        let step = percent.unwrap_or(progress.done_bytes >> 27);
+        if shows_progress && step != shown {
+            shown = step;
+            match percent {
+                Some(percent) => eprint!(
+                    "\rloading {percent}% of {:.2} GiB, {:.2} GiB/s",
+                    gib(progress.total_bytes),
+                    gib(progress.done_bytes) / start.elapsed().as_secs_f64().max(1e-3),
+                ),
+                None => eprint!("\rmaking up weights, {:.2} GiB", gib(progress.done_bytes)),
+            }
             let _ = std::io::stderr().flush();
         }
         true

@@ -5,10 +5,10 @@
 
 #![allow(clippy::print_stdout, reason = "the table is the result")]
 
-use pagedllm_backend::{Activation, AttentionSpec, Backend, Rope, WorkspaceSpec};
+use pagedllm_backend::{Activation, AttentionSpec, Backend, DummyMatrix, Rope, WorkspaceSpec};
 use pagedllm_core::{
     DType, Draw, GroupTables, KvGroup, KvLayout, RaggedBatch, RowTask, SamplingBatch, SamplingRow,
-    StepInput, TokenSource, WeightFormat, WeightView,
+    Split, StepInput, TokenSource, WeightFormat, WeightView,
 };
 use pagedllm_cuda::{
     Attention, CudaBackend, CudaOptions, KvCache, Linear, Norm, Step, Tensor, Vocab, available,
@@ -96,7 +96,8 @@ impl Model {
             };
             let mut linear = |b: &mut CudaBackend, outputs, inputs| {
                 seed += 1;
-                b.random_linear(outputs, inputs, seed).expect("memory")
+                let matrix = dummy(seed, outputs, inputs);
+                b.load_dummy_linear(&[matrix], Split::Whole).expect("memory")
             };
             layers.push(Layer {
                 qkv: linear(&mut b, spec.qkv_cols(), dims.hidden),
@@ -108,7 +109,7 @@ impl Model {
                 attention: b.load_attention(&spec, None, None, None).expect("a known shape"),
             });
         }
-        let vocab = b.random_vocab(VOCAB, dims.hidden, 0).expect("memory");
+        let vocab = b.load_dummy_vocab(&dummy(0, VOCAB, dims.hidden)).expect("memory");
         let norm = b.load_norm(&gain, 1e-5).expect("memory");
         b.reserve_workspace(&WorkspaceSpec {
             max_num_batched_tokens: MAX_TOKENS,
@@ -208,6 +209,10 @@ impl Model {
         times.sort_by(f32::total_cmp);
         times[runs / 2]
     }
+}
+
+fn dummy(number: usize, rows: usize, cols: usize) -> DummyMatrix {
+    DummyMatrix { name: number.to_string(), dtype: DType::BF16, rows, cols, has_bias: false }
 }
 
 fn forward(

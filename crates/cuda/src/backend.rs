@@ -3,18 +3,21 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use pagedllm_backend::{Activation, AttentionSpec, Backend, DeviceError, Rope, WorkspaceSpec};
+use pagedllm_backend::{
+    Activation, AttentionSpec, Backend, DeviceError, DummyMatrix, Rope, WorkspaceSpec,
+};
 use pagedllm_core::{
     DType, KvGroup, LinearPart, SamplingBatch, Split, StepInput, StepOutput, WeightView,
 };
 
 use crate::device::{Device, DeviceBuffer, Event};
 use crate::graph::{Capture, Graph};
-use crate::kernel::Kernels;
+use crate::kernel::{self, Kernels};
 use crate::kv::KvCache;
 use crate::launch::blas::Blas;
 use crate::linear::{Linear, Norm, Vocab};
 use crate::load::Attention;
+use crate::nvml::Monitor;
 use crate::options::CudaOptions;
 use crate::plan::GroupShape;
 use crate::sample::{Sampled, Sampler};
@@ -22,6 +25,13 @@ use crate::step::{Lists, Step, StepArea};
 use crate::verbs::Verbs;
 use crate::weights::Loader;
 use crate::workspace::{Arena, Place, Tensor};
+
+/// Held back from the KV cache for what is allocated after the start, all of it bounded: recorded
+/// steps (one for each batch size, recorded when it is first seen), code that the driver and
+/// cuBLASLt load at first use, and lists of biases longer than usual.
+const LATER_BYTES: u64 = 1 << 30;
+/// On a small device, one part in so many of what is free instead.
+const LATER_SHARE: u64 = 16;
 
 /// One CUDA device.
 ///
@@ -89,6 +99,30 @@ impl CudaBackend {
             device,
             options,
         })
+    }
+
+    /// The device and the code that runs on it, in words.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let Self { options, device, .. } = self;
+        let code = kernel::code_for(device.capability);
+        format!("cuda {} ({}, kernels {code})", options.device_ordinal, device.name)
+    }
+
+    /// Free and total bytes of the device's memory.
+    ///
+    /// # Errors
+    /// A device fault.
+    pub fn memory(&self) -> Result<(u64, u64), DeviceError> {
+        self.device.memory()
+    }
+
+    /// A look at the device that needs nothing of the backend.
+    ///
+    /// # Errors
+    /// The management library is not there, or does not know the device; in words.
+    pub fn monitor(&self) -> Result<Monitor, String> {
+        Monitor::open(self.options.device_ordinal, &self.device.bus_id)
     }
 
     /// Milliseconds that the device takes for what `issue` issues.
@@ -165,6 +199,18 @@ impl Backend for CudaBackend {
         self.upload_linear(parts)
     }
 
+    fn load_dummy_linear(
+        &mut self,
+        parts: &[DummyMatrix],
+        _split: Split,
+    ) -> Result<Linear, DeviceError> {
+        self.make_linear(parts)
+    }
+
+    fn load_dummy_vocab(&mut self, table: &DummyMatrix) -> Result<Vocab, DeviceError> {
+        self.make_vocab(table)
+    }
+
     fn load_norm(&mut self, gain: &WeightView<'_>, eps: f32) -> Result<Norm, DeviceError> {
         self.upload_norm(gain, eps)
     }
@@ -188,9 +234,8 @@ impl Backend for CudaBackend {
     }
 
     fn free_bytes(&self) -> u64 {
-        // Recorded steps and the libraries take memory later.
         let free = self.device.memory().map_or(0, |(free, _)| free);
-        free - (free / 16).min(1 << 30)
+        free - (free / LATER_SHARE).min(LATER_BYTES)
     }
 
     fn allocate_kv_cache(

@@ -28,9 +28,14 @@ pub(crate) fn check(status: sys::CUresult, what: &str) -> Result<(), DeviceError
 }
 
 /// Whether the driver is there and sees a device.
-#[must_use]
-pub fn available() -> bool {
-    count().is_ok_and(|count| count > 0)
+///
+/// # Errors
+/// Why not.
+pub fn check_available() -> Result<(), DeviceError> {
+    match count()? {
+        0 => Err(DeviceError::Unsupported("the CUDA driver sees no GPU".into())),
+        _ => Ok(()),
+    }
 }
 
 fn count() -> Result<usize, DeviceError> {
@@ -39,7 +44,11 @@ fn count() -> Result<usize, DeviceError> {
         return Err(DeviceError::Unsupported("no CUDA driver (libcuda) on this machine".into()));
     }
     // SAFETY: the first call of the driver, with the only flag that exists.
-    check(unsafe { sys::cuInit(0) }, "starting the driver")?;
+    let status = unsafe { sys::cuInit(0) };
+    if status == sys::CUresult::CUDA_ERROR_NO_DEVICE {
+        return Ok(0);
+    }
+    check(status, "starting the driver")?;
     let mut count = 0;
     // SAFETY: `count` is a valid place.
     check(unsafe { sys::cuDeviceGetCount(&raw mut count) }, "counting devices")?;
@@ -56,6 +65,10 @@ pub(crate) struct Device {
     pub capability: u32,
     /// Multiprocessors.
     pub num_sms: usize,
+    /// What its maker calls it.
+    pub name: String,
+    /// Its place on the bus, as `00000000:19:00.0`, by which other libraries know it.
+    pub bus_id: String,
 }
 
 // SAFETY: contexts and streams may be used from any thread; the struct is not changed after it
@@ -105,7 +118,22 @@ impl Device {
                 capability % 10
             )));
         }
-        Ok(Arc::new(Self { device, context, stream, capability, num_sms }))
+        let mut name = [0u8; 128];
+        let mut bus_id = [0u8; 32];
+        // SAFETY: both places have the lengths that are named; the driver ends the texts with 0.
+        unsafe {
+            let status = sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32, device);
+            check(status, "reading the device's name")?;
+            let len = bus_id.len() as i32;
+            let status = sys::cuDeviceGetPCIBusId(bus_id.as_mut_ptr().cast(), len, device);
+            check(status, "reading the device's place")?;
+        }
+        let text = |bytes: &[u8]| {
+            CStr::from_bytes_until_nul(bytes)
+                .map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
+        };
+        let (name, bus_id) = (text(&name), text(&bus_id));
+        Ok(Arc::new(Self { device, context, stream, capability, num_sms, name, bus_id }))
     }
 
     /// The stream, for calls that take one.

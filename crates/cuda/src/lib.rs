@@ -6,6 +6,7 @@
 //!
 //! Without the feature `cuda` nothing of this is built, and [`available`] says no.
 
+mod monitor;
 mod options;
 
 #[cfg(feature = "cuda")]
@@ -27,6 +28,8 @@ mod linear;
 #[cfg(feature = "cuda")]
 mod load;
 #[cfg(feature = "cuda")]
+mod nvml;
+#[cfg(feature = "cuda")]
 mod plan;
 #[cfg(feature = "cuda")]
 mod probe;
@@ -44,13 +47,16 @@ mod workspace;
 #[cfg(feature = "cuda")]
 pub use backend::CudaBackend;
 #[cfg(feature = "cuda")]
-pub use device::available;
+pub use device::check_available;
 #[cfg(feature = "cuda")]
 pub use kv::KvCache;
 #[cfg(feature = "cuda")]
 pub use linear::{Linear, Norm, Vocab};
 #[cfg(feature = "cuda")]
 pub use load::Attention;
+pub use monitor::GpuStats;
+#[cfg(feature = "cuda")]
+pub use nvml::Monitor;
 pub use options::CudaOptions;
 #[cfg(feature = "cuda")]
 pub use sample::Sampled;
@@ -60,8 +66,17 @@ pub use step::Step;
 pub use workspace::Tensor;
 
 /// Whether this build can use a CUDA device and the machine has one.
-#[cfg(not(feature = "cuda"))]
 #[must_use]
 pub fn available() -> bool {
-    false
+    check_available().is_ok()
+}
+
+/// Whether this build can use a CUDA device and the machine has one.
+///
+/// # Errors
+/// Why not.
+#[cfg(not(feature = "cuda"))]
+pub fn check_available() -> Result<(), pagedllm_backend::DeviceError> {
+    let reason = "this program was built without the feature cuda";
+    Err(pagedllm_backend::DeviceError::Unsupported(reason.into()))
 }

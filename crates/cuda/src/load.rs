@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pagedllm_backend::{AttentionSpec, DeviceError, Rope, WorkspaceSpec};
+use pagedllm_backend::{AttentionSpec, DeviceError, DummyMatrix, Rope, WorkspaceSpec};
 use pagedllm_core::{DType, LinearPart, WeightView};
 
 use crate::backend::{CudaBackend, Work};
@@ -92,54 +92,47 @@ impl CudaBackend {
         Ok(Vocab { table: loaded, rows: table.rows, cols: table.cols })
     }
 
-    /// A linear layer of `[outputs, inputs]` pseudo-random weights, made on the device, for runs
-    /// without a checkpoint. The same seed gives the same weights.
-    ///
-    /// # Errors
-    /// Out of memory.
-    pub fn random_linear(
-        &mut self,
-        outputs: usize,
-        inputs: usize,
-        seed: u32,
-    ) -> Result<Linear, DeviceError> {
-        let weights = self.random_matrix(outputs, inputs, seed)?;
-        Ok(Linear { weights: Weights::Dense(weights), bias: None, outputs, inputs })
-    }
-
-    /// A vocabulary matrix of pseudo-random weights, as [`random_linear`](Self::random_linear).
-    ///
-    /// # Errors
-    /// Out of memory.
-    pub fn random_vocab(
-        &mut self,
-        rows: usize,
-        cols: usize,
-        seed: u32,
-    ) -> Result<Vocab, DeviceError> {
-        Ok(Vocab { table: self.random_matrix(rows, cols, seed)?, rows, cols })
-    }
-
-    fn random_matrix(
-        &mut self,
-        rows: usize,
-        cols: usize,
-        seed: u32,
-    ) -> Result<DeviceBuffer, DeviceError> {
+    /// Made-up weights, filled in on the device.
+    pub(crate) fn make_linear(&mut self, parts: &[DummyMatrix]) -> Result<Linear, DeviceError> {
         let dtype = self.options.dtype;
-        let bytes = padded(rows * cols * dtype.size());
-        let buffer = DeviceBuffer::new(&self.device, bytes, "dummy weights")?;
-        let kernel = self.kernels.get(&format!("fill_random_{}", dispatch::suffix(dtype)))?;
-        // Keeps the size of what passes through.
-        let scale = (3.0 / cols as f32).sqrt();
+        let inputs = parts[0].cols;
+        needs_multiple(&parts[0].name, inputs)?;
+        let outputs: usize = parts.iter().map(|part| part.rows).sum();
+        let bytes = padded(outputs * inputs * dtype.size());
+        let weights = DeviceBuffer::new(&self.device, bytes, &parts[0].name)?;
+        let mut row = 0;
+        for part in parts {
+            assert_eq!(part.cols, inputs, "{} has other inputs", part.name);
+            self.fill(part, weights.address() + (row * inputs * dtype.size()) as u64)?;
+            row += part.rows;
+        }
+        let bias = if parts.iter().any(|part| part.has_bias) {
+            let bytes = padded(outputs * dtype.size());
+            Some(DeviceBuffer::zeroed(&self.device, bytes, &parts[0].name)?)
+        } else {
+            None
+        };
+        Ok(Linear { weights: Weights::Dense(weights), bias, outputs, inputs })
+    }
+
+    pub(crate) fn make_vocab(&mut self, table: &DummyMatrix) -> Result<Vocab, DeviceError> {
+        needs_multiple(&table.name, table.cols)?;
+        let bytes = padded(table.rows * table.cols * self.options.dtype.size());
+        let buffer = DeviceBuffer::new(&self.device, bytes, &table.name)?;
+        self.fill(table, buffer.address())?;
+        Ok(Vocab { table: buffer, rows: table.rows, cols: table.cols })
+    }
+
+    fn fill(&mut self, matrix: &DummyMatrix, to: u64) -> Result<(), DeviceError> {
+        let name = format!("fill_random_{}", dispatch::suffix(self.options.dtype));
         let args = [
-            Arg::U64(buffer.address()),
-            Arg::U64((rows * cols) as u64),
-            Arg::U32(seed),
-            Arg::F32(scale),
+            Arg::U64(to),
+            Arg::U64((matrix.rows * matrix.cols) as u64),
+            Arg::U32(matrix.seed()),
+            Arg::F32(matrix.scale()),
         ];
-        launch(&self.device, kernel, Shape::new([4 * self.device.num_sms, 1, 1], 512), &args)?;
-        Ok(buffer)
+        let shape = Shape::new([4 * self.device.num_sms, 1, 1], 512);
+        launch(&self.device, self.kernels.get(&name)?, shape, &args)
     }
 
     pub(crate) fn prepare_attention(

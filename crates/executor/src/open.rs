@@ -1,31 +1,35 @@
 //! Opening an executor: backend, weights, workspace, KV cache, in this order.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pagedllm_backend::{Backend, DeviceError};
+use pagedllm_backend::{Backend, DeviceError, WorkspaceSpec};
 use pagedllm_checkpoint::Checkpoint;
 use pagedllm_core::{DType, RankId};
-use pagedllm_cpu::{CpuBackend, CpuDType, CpuOptions};
+use pagedllm_cuda::GpuStats;
 use pagedllm_engine::{Executor, ExecutorShape};
 use pagedllm_models::{LoadError, LoadOptions, WorkspaceLimits};
 
+use crate::device::{open_cpu, open_cuda};
 use crate::local::LocalExecutor;
-use crate::options::{Device, ExecutorOptions, KvCacheDType, ModelDType};
-use crate::sizing::{self, ContextTooLarge, Demand};
+use crate::options::{Device, ExecutorOptions};
+use crate::sizing::{self, Budget, ContextTooLarge, Demand};
 
 /// Most logit rows in one step.
 const MAX_LOGIT_ROWS: usize = 1024;
-/// Most that the KV cache takes on a CPU unless more is asked for.
-const CPU_KV_CACHE_BYTES: u64 = 4 << 30;
-/// Share of the free memory that the KV cache takes on a CPU unless more is asked for.
-const CPU_KV_CACHE_SHARE: u64 = 4;
+
+/// Looks at a GPU.
+pub type GpuMonitor = Arc<dyn Fn() -> GpuStats + Send + Sync>;
+
+/// Told the progress of a load; returns whether to go on.
+pub(crate) type Progress<'a> = &'a mut dyn FnMut(LoadProgress) -> bool;
 
 /// Progress of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
     /// Weight bytes that are on the device.
     pub done_bytes: u64,
-    /// Weight bytes in all.
+    /// Weight bytes in all; 0 where they are made up and nobody has counted them.
     pub total_bytes: u64,
 }
 
@@ -57,12 +61,14 @@ pub struct Opened {
     pub executor: Box<dyn Executor>,
     /// The device in words.
     pub device: String,
+    /// Bytes of the weights, as stored or as made up.
+    pub weight_bytes: u64,
     /// Bytes of one KV block.
     pub block_bytes: u64,
-    /// Time for the weights.
-    pub weights_time: Duration,
-    /// Time for workspace and KV cache.
-    pub memory_time: Duration,
+    /// Parts of the opening and the time that each took, in order.
+    pub times: Vec<(&'static str, Duration)>,
+    /// Looks at the GPU, where the model runs on one that lets itself be looked at.
+    pub monitor: Option<GpuMonitor>,
 }
 
 /// Opens an executor for a checkpoint. `progress` is told after each tensor, and stops the load
@@ -73,7 +79,7 @@ pub struct Opened {
 pub fn open(
     checkpoint: &Checkpoint,
     options: &ExecutorOptions,
-    progress: &mut dyn FnMut(LoadProgress) -> bool,
+    progress: Progress<'_>,
 ) -> Result<Opened, OpenError> {
     if options.tensor_parallel_size != 1 {
         return Err(OpenError::Option {
@@ -86,125 +92,73 @@ pub fn open(
     }
     match options.device {
         Device::Cpu => open_cpu(checkpoint, options, progress),
-        Device::Cuda => open_cuda(checkpoint, options, progress),
-        Device::Auto if !pagedllm_cuda::available() => open_cpu(checkpoint, options, progress),
-        Device::Auto => match open_cuda(checkpoint, options, progress) {
-            Err(
-                OpenError::Device(DeviceError::Unsupported(reason))
-                | OpenError::Load(LoadError::Device(DeviceError::Unsupported(reason))),
-            ) => {
-                tracing::warn!(reason, "the GPU can't run this model; it runs on the CPU");
-                open_cpu(checkpoint, options, progress)
+        Device::Cuda => {
+            pagedllm_cuda::check_available().map_err(|error| OpenError::Option {
+                option: "device",
+                message: format!("{}; use auto or cpu", reason(&error)),
+            })?;
+            open_cuda(checkpoint, options, progress)
+        }
+        Device::Auto => {
+            if let Err(error) = pagedllm_cuda::check_available() {
+                if cfg!(feature = "cuda") {
+                    tracing::info!("{}; the model runs on the CPU", reason(&error));
+                }
+                return open_cpu(checkpoint, options, progress);
             }
-            opened => opened,
-        },
+            match open_cuda(checkpoint, options, progress) {
+                Err(
+                    OpenError::Device(DeviceError::Unsupported(reason))
+                    | OpenError::Load(LoadError::Device(DeviceError::Unsupported(reason))),
+                ) => {
+                    tracing::warn!(reason, "the GPU can't run this model; it runs on the CPU");
+                    open_cpu(checkpoint, options, progress)
+                }
+                opened => opened,
+            }
+        }
     }
 }
 
-#[cfg(not(feature = "cuda"))]
-fn open_cuda(
-    _checkpoint: &Checkpoint,
-    _options: &ExecutorOptions,
-    _progress: &mut dyn FnMut(LoadProgress) -> bool,
-) -> Result<Opened, OpenError> {
-    Err(OpenError::Option {
-        option: "device",
-        message: "this program was built without the feature cuda; use cpu".into(),
-    })
-}
-
-#[cfg(feature = "cuda")]
-fn open_cuda(
-    checkpoint: &Checkpoint,
-    options: &ExecutorOptions,
-    progress: &mut dyn FnMut(LoadProgress) -> bool,
-) -> Result<Opened, OpenError> {
-    let dtype = match options.dtype {
-        ModelDType::Auto => match checkpoint.config().dtype {
-            DType::F16 => DType::F16,
-            _ => DType::BF16,
-        },
-        ModelDType::Float16 => DType::F16,
-        ModelDType::BFloat16 => DType::BF16,
-        ModelDType::Float32 => DType::F32,
-    };
-    let kv_dtype = match options.kv_cache_dtype {
-        KvCacheDType::Auto => dtype,
-        KvCacheDType::Float16 => DType::F16,
-        KvCacheDType::BFloat16 => DType::BF16,
-        KvCacheDType::Float32 => DType::F32,
-        KvCacheDType::Fp8 => DType::Fp8E4M3,
-    };
-    let cuda_options = pagedllm_cuda::CudaOptions {
-        dtype,
-        kv_dtype,
-        enforce_eager: options.enforce_eager,
-        ..pagedllm_cuda::CudaOptions::default()
-    };
-    let backend = pagedllm_cuda::CudaBackend::new(cuda_options)?;
-    let before = backend.free_bytes();
-    let reserve = (before as f64 * f64::from(1.0 - options.gpu_memory_utilization)) as u64;
-    let placement =
-        Placement { device: format!("cuda, {dtype}"), kv_dtype, max_steps_in_flight: 2 };
-    let kv_bytes = move |free: u64| free.saturating_sub(reserve);
-    open_on(backend, placement, checkpoint, options, kv_bytes, progress)
-}
-
-fn open_cpu(
-    checkpoint: &Checkpoint,
-    options: &ExecutorOptions,
-    progress: &mut dyn FnMut(LoadProgress) -> bool,
-) -> Result<Opened, OpenError> {
-    let dtype = match options.dtype {
-        ModelDType::Float32 => CpuDType::Float32,
-        ModelDType::Auto | ModelDType::BFloat16 => CpuDType::Fast,
-        ModelDType::Float16 => {
-            tracing::warn!("a CPU computes in bfloat16 or 8 bits with f32 sums, not in float16");
-            CpuDType::Fast
-        }
-    };
-    let kv_dtype = match (options.kv_cache_dtype, dtype) {
-        (KvCacheDType::Auto, CpuDType::Float32) | (KvCacheDType::Float32, _) => DType::F32,
-        (KvCacheDType::Auto, CpuDType::Fast) | (KvCacheDType::BFloat16, _) => DType::BF16,
-        (KvCacheDType::Float16, _) => DType::F16,
-        (KvCacheDType::Fp8, _) => {
-            return Err(OpenError::Option {
-                option: "kv-cache-dtype",
-                message: "fp8 needs a GPU; use auto, bfloat16, float16 or float32".into(),
-            });
-        }
-    };
-    let mut cpu_options = CpuOptions { dtype, ..CpuOptions::default() };
-    if let Some(threads) = options.threads {
-        cpu_options.num_threads = threads;
+/// What a device says against being used, without the words that the kind of error adds.
+fn reason(error: &DeviceError) -> String {
+    match error {
+        DeviceError::Unsupported(reason) => reason.clone(),
+        other => other.to_string(),
     }
-    let backend = CpuBackend::new(cpu_options)?;
-    let device = format!("cpu, {}, {} threads", backend.isa(), cpu_options.num_threads);
-    let kv_bytes = |free: u64| (free / CPU_KV_CACHE_SHARE).min(CPU_KV_CACHE_BYTES);
-    open_on(
-        backend,
-        Placement { device, kv_dtype, max_steps_in_flight: 1 },
-        checkpoint,
-        options,
-        kv_bytes,
-        progress,
-    )
 }
 
 /// What a backend brings to the common part of opening.
-struct Placement {
-    device: String,
-    kv_dtype: DType,
-    max_steps_in_flight: usize,
+pub(crate) struct Placement {
+    pub(crate) device: String,
+    pub(crate) kv_dtype: DType,
+    pub(crate) max_steps_in_flight: usize,
+    pub(crate) budget: Budget,
+    /// Time that opening the backend took.
+    pub(crate) time: Duration,
+    pub(crate) monitor: Option<GpuMonitor>,
 }
 
-fn open_on<B: Backend>(
+/// Times of the parts of opening.
+struct Watch {
+    last: Instant,
+    times: Vec<(&'static str, Duration)>,
+}
+
+impl Watch {
+    fn lap(&mut self, part: &'static str) {
+        let now = Instant::now();
+        self.times.push((part, now - self.last));
+        self.last = now;
+    }
+}
+
+pub(crate) fn open_on<B: Backend>(
     mut backend: B,
     placement: Placement,
     checkpoint: &Checkpoint,
     options: &ExecutorOptions,
-    kv_bytes: impl Fn(u64) -> u64,
-    progress: &mut dyn FnMut(LoadProgress) -> bool,
+    progress: Progress<'_>,
 ) -> Result<Opened, OpenError> {
     let config = checkpoint.config();
     let longest = options.max_model_len.unwrap_or_else(|| config.context_length());
@@ -217,15 +171,17 @@ fn open_on<B: Backend>(
             ),
         });
     }
-    let start = Instant::now();
+    let mut watch = Watch { last: Instant::now(), times: vec![("device", placement.time)] };
     let total_bytes = checkpoint.total_bytes();
+    let mut made_bytes = 0;
     let load = LoadOptions { rank: RankId::SINGLE, max_model_len: longest };
     let model = pagedllm_models::load(&mut backend, checkpoint, load, &mut |done_bytes| {
+        made_bytes = done_bytes;
         progress(LoadProgress { done_bytes, total_bytes })
-    })?;
-    let weights_time = start.elapsed();
+    })
+    .map_err(weights_error)?;
+    watch.lap("weights");
 
-    let start = Instant::now();
     let limits = WorkspaceLimits {
         max_num_batched_tokens: options.max_num_batched_tokens,
         max_num_seqs: options.max_num_seqs.min(options.max_num_batched_tokens),
@@ -233,30 +189,22 @@ fn open_on<B: Backend>(
         max_model_len: longest,
         block_size: options.block_size,
     };
-    let workspace = pagedllm_models::workspace(config, 1, limits);
-    backend.reserve_workspace(&workspace).map_err(|error| match error {
-        DeviceError::OutOfMemory { needed_bytes, free_bytes, .. } => OpenError::Option {
-            option: "max-num-batched-tokens",
-            message: format!(
-                "steps of {} tokens need {needed_bytes} bytes of activations and {free_bytes} are \
-                 free; use fewer",
-                limits.max_num_batched_tokens
-            ),
-        },
-        other => other.into(),
-    })?;
+    reserve_workspace(&mut backend, &pagedllm_models::workspace(config, 1, limits))?;
+    watch.lap("workspace");
+
     let groups = pagedllm_models::kv_groups(config, 1, options.block_size, placement.kv_dtype)?;
     let demand = Demand {
         budget_bytes: options
             .kv_cache_memory_bytes
-            .unwrap_or_else(|| kv_bytes(backend.free_bytes())),
+            .unwrap_or_else(|| placement.budget.kv_bytes(backend.free_bytes())),
         context_length: config.context_length(),
         max_model_len: options.max_model_len,
         max_num_seqs: limits.max_num_seqs,
         block_size: options.block_size,
     };
     let sizes = sizing::size(&groups, demand)?;
-    let kv = backend.allocate_kv_cache(&groups, sizes.num_blocks)?;
+    let kv = backend.allocate_kv_cache(&groups, sizes.num_blocks).map_err(kv_error)?;
+    watch.lap("KV cache");
     let block_bytes = sizing::block_bytes(&groups);
     let shape = ExecutorShape {
         groups,
@@ -272,8 +220,54 @@ fn open_on<B: Backend>(
     Ok(Opened {
         executor: Box::new(LocalExecutor::new(backend, model, kv, shape)),
         device: placement.device,
+        weight_bytes: if checkpoint.is_dummy() { made_bytes } else { total_bytes },
         block_bytes,
-        weights_time,
-        memory_time: start.elapsed(),
+        times: watch.times,
+        monitor: placement.monitor,
     })
+}
+
+fn weights_error(error: LoadError) -> OpenError {
+    match error {
+        LoadError::Device(DeviceError::OutOfMemory { what, needed_bytes, free_bytes }) => {
+            OpenError::Option {
+                option: "model",
+                message: format!(
+                    "the weights do not fit the device: {what} needs {needed_bytes} bytes and \
+                     {free_bytes} are free"
+                ),
+            }
+        }
+        other => other.into(),
+    }
+}
+
+fn reserve_workspace<B: Backend>(
+    backend: &mut B,
+    workspace: &WorkspaceSpec,
+) -> Result<(), OpenError> {
+    backend.reserve_workspace(workspace).map_err(|error| match error {
+        DeviceError::OutOfMemory { needed_bytes, free_bytes, .. } => OpenError::Option {
+            option: "max-num-batched-tokens",
+            message: format!(
+                "steps of {} tokens and {} sequences need {needed_bytes} bytes of activations and \
+                 {free_bytes} are free; use fewer, or a lower max-num-seqs",
+                workspace.max_num_batched_tokens, workspace.max_num_seqs
+            ),
+        },
+        other => other.into(),
+    })
+}
+
+fn kv_error(error: DeviceError) -> OpenError {
+    match error {
+        DeviceError::OutOfMemory { needed_bytes, free_bytes, .. } => OpenError::Option {
+            option: "kv-cache-memory-bytes",
+            message: format!(
+                "the KV cache needs {needed_bytes} bytes and {free_bytes} are free; give it less, \
+                 or leave it to gpu-memory-utilization"
+            ),
+        },
+        other => other.into(),
+    }
 }

@@ -2,6 +2,65 @@
 
 use pagedllm_core::KvGroup;
 
+/// What bounds the KV cache of a device, where no number of bytes is given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Budget {
+    /// A part of the free memory, with a bound: other programs need the rest.
+    Share {
+        /// One part in so many.
+        of_free: u64,
+        /// Bytes.
+        at_most: u64,
+    },
+    /// A share of the whole memory of a GPU, from which everything of ours is paid.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "no GPU can be opened"))]
+    Device {
+        /// Bytes of the device.
+        total_bytes: u64,
+        /// Bytes that were free before anything was loaded.
+        free_bytes: u64,
+        /// Share of the total, above 0 and up to 1.
+        utilization: f32,
+    },
+}
+
+impl Budget {
+    /// Bytes for the KV cache when `free_now` are left beside weights, workspace and what the
+    /// device holds back for later.
+    pub fn kv_bytes(self, free_now: u64) -> u64 {
+        match self {
+            Self::Share { of_free, at_most } => (free_now / of_free).min(at_most),
+            Self::Device { free_bytes, .. } => {
+                let ours = free_bytes.saturating_sub(free_now);
+                self.allowed().saturating_sub(ours).min(free_now)
+            }
+        }
+    }
+
+    /// Bytes that this program may take of a GPU.
+    fn allowed(self) -> u64 {
+        match self {
+            Self::Share { at_most, .. } => at_most,
+            Self::Device { total_bytes, utilization, .. } => {
+                (total_bytes as f64 * f64::from(utilization)) as u64
+            }
+        }
+    }
+
+    /// What a person should know: others hold memory that the share counts on.
+    #[cfg(feature = "cuda")]
+    pub fn warning(self) -> Option<String> {
+        let Self::Device { total_bytes, free_bytes, utilization } = self else { return None };
+        (free_bytes < self.allowed()).then(|| {
+            format!(
+                "{free_bytes} of the GPU's {total_bytes} bytes are free, less than the share of \
+                 {utilization} that gpu-memory-utilization asks for: the KV cache takes what there \
+                 is"
+            )
+        })
+    }
+}
+
 /// What the sizes follow from.
 #[derive(Clone, Copy, Debug)]
 pub struct Demand {
@@ -30,7 +89,7 @@ pub struct Sizes {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "one sequence of {wanted} tokens needs {needed_bytes} bytes of KV cache and {budget_bytes} are \
-     there; the largest max-model-len that fits is {fitting}"
+     there; {}", advice(*fitting)
 )]
 pub struct ContextTooLarge {
     /// Tokens asked for.
@@ -41,6 +100,15 @@ pub struct ContextTooLarge {
     pub budget_bytes: u64,
     /// Tokens that would fit.
     pub fitting: usize,
+}
+
+fn advice(fitting: usize) -> String {
+    const MORE: &str = "raise gpu-memory-utilization or kv-cache-memory-bytes, or lower \
+                        max-num-batched-tokens, for more";
+    match fitting {
+        0 => format!("not one block fits; {MORE}"),
+        fitting => format!("the largest max-model-len that fits is {fitting}; {MORE}"),
+    }
 }
 
 /// Bytes of one block: the same in every group, since all draw from one pool.
@@ -96,13 +164,29 @@ mod tests {
     }
 
     #[test]
+    fn a_share_of_a_gpu_is_one_of_its_total_less_what_is_ours() {
+        let gpu =
+            |free_bytes, utilization| Budget::Device { total_bytes: 1000, free_bytes, utilization };
+        // 900 may be ours, 300 are: 600 are left, though 690 are free.
+        assert_eq!(gpu(990, 0.9).kv_bytes(690), 600);
+        // Others hold 500: no more than what is free.
+        assert_eq!(gpu(500, 0.9).kv_bytes(200), 200);
+        assert_eq!(gpu(990, 0.25).kv_bytes(690), 0);
+        assert_eq!(gpu(1000, 1.0).kv_bytes(1000), 1000);
+        assert_eq!(Budget::Share { of_free: 4, at_most: 100 }.kv_bytes(360), 90);
+        assert_eq!(Budget::Share { of_free: 4, at_most: 100 }.kv_bytes(3600), 100);
+    }
+
+    #[test]
     fn a_length_asked_for_must_fit_and_the_error_says_what_does() {
         let small = Demand { budget_bytes: 100 * 16 * 23_040, ..demand() };
         let fitted = size(&groups(), small).unwrap();
         assert_eq!(fitted, Sizes { max_model_len: 1600, num_blocks: 100 });
         let error = size(&groups(), Demand { max_model_len: Some(1601), ..small }).unwrap_err();
         assert_eq!(error.fitting, 1600);
+        assert!(error.to_string().contains("the largest max-model-len that fits is 1600; raise"));
         assert!(size(&groups(), Demand { max_model_len: Some(1600), ..small }).is_ok());
-        assert!(size(&groups(), Demand { budget_bytes: 5, ..small }).is_err());
+        let error = size(&groups(), Demand { budget_bytes: 5, ..small }).unwrap_err();
+        assert!(error.to_string().contains("not one block fits"), "{error}");
     }
 }

@@ -52,6 +52,42 @@ fn the_gpu_gives_the_tokens_and_logits_of_transformers() {
     }
 }
 
+/// A token of the vocabularies of the tiny models that few of their prompts have.
+const POISON: u32 = 300;
+
+fn numbers_that_are_none_stay_with_their_request(
+    make: impl Fn(&pagedllm_checkpoint::Checkpoint, Limits) -> Serving,
+) {
+    let poisoned = every_tiny().filter_map(|golden| {
+        let checkpoint = golden.poisoned(POISON)?;
+        Some((golden, checkpoint))
+    });
+    let mut count = 0;
+    for (golden, checkpoint) in poisoned {
+        for (_, limits) in &WAYS[1..3] {
+            golden.check_containment(&make(&checkpoint, *limits), POISON);
+        }
+        count += 1;
+    }
+    assert!(count >= 3, "only {count} models have a head of their own");
+}
+
+#[test]
+fn the_cpu_contains_what_is_no_number() {
+    numbers_that_are_none_stay_with_their_request(common::cpu_of);
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+#[allow(clippy::print_stdout, reason = "a skipped test says so")]
+fn the_gpu_contains_what_is_no_number() {
+    if !pagedllm_cuda::available() {
+        println!("skipped: no CUDA device");
+        return;
+    }
+    numbers_that_are_none_stay_with_their_request(common::cuda_of);
+}
+
 #[test]
 fn few_blocks_preempt() {
     let golden = every_tiny().next().expect("a golden");

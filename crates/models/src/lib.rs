@@ -77,7 +77,8 @@ pub struct LoadOptions {
 /// Told after each tensor: bytes done so far. Returns whether to go on.
 pub type Progress<'a> = &'a mut dyn FnMut(u64) -> bool;
 
-/// Loads a model onto a device, tensor by tensor from the mapped files.
+/// Loads a model onto a device, tensor by tensor from the mapped files. Where the checkpoint has
+/// a configuration only, weights are made up and norms change nothing.
 ///
 /// # Errors
 /// See [`LoadError`].

@@ -1,9 +1,11 @@
 //! What the architectures share: reading weights by name, the attention half and the gated-MLP
 //! half of a decoder layer.
 
-use pagedllm_backend::{Activation, AttentionSpec, Backend};
+use std::borrow::Cow;
+
+use pagedllm_backend::{Activation, AttentionSpec, Backend, DummyMatrix};
 use pagedllm_checkpoint::{Checkpoint, ModelConfig};
-use pagedllm_core::{LinearPart, RankId, Split, WeightView};
+use pagedllm_core::{LinearPart, RankId, Split, WeightFormat, WeightView};
 
 use crate::rope::rope_of;
 use crate::{LoadError, LoadOptions, Progress, share};
@@ -32,9 +34,22 @@ impl<'a> Loader<'a> {
 
     /// Counts a tensor that is on the device now, and lets its pages go.
     fn done(&mut self, weight: &WeightView<'_>) -> Result<(), LoadError> {
-        self.done_bytes += weight.data.len() as u64;
         self.checkpoint.release(&weight.name);
+        self.count(weight.data.len())
+    }
+
+    fn count(&mut self, bytes: usize) -> Result<(), LoadError> {
+        self.done_bytes += bytes as u64;
         if (self.progress)(self.done_bytes) { Ok(()) } else { Err(LoadError::Cancelled) }
+    }
+
+    /// A matrix of a checkpoint that has none.
+    fn dummy(&self, name: String, rows: usize, cols: usize) -> DummyMatrix {
+        DummyMatrix { name, dtype: self.config.dtype, rows, cols, has_bias: false }
+    }
+
+    fn done_dummy(&mut self, matrix: &DummyMatrix) -> Result<(), LoadError> {
+        self.count(matrix.rows * matrix.cols * matrix.dtype.size())
     }
 
     /// Parts `[rows, cols]` of one packed matrix, each with its bias if the files have one.
@@ -45,6 +60,9 @@ impl<'a> Loader<'a> {
         cols: usize,
         split: Split,
     ) -> Result<B::Linear, LoadError> {
+        if self.checkpoint.is_dummy() {
+            return self.dummy_linear(b, names, cols, split);
+        }
         let mut parts = Vec::with_capacity(names.len());
         for (name, rows) in names {
             let weight = self.tensor(&format!("{name}.weight"), *rows, cols)?;
@@ -63,19 +81,56 @@ impl<'a> Loader<'a> {
         Ok(linear)
     }
 
+    fn dummy_linear<B: Backend>(
+        &mut self,
+        b: &mut B,
+        names: &[(String, usize)],
+        cols: usize,
+        split: Split,
+    ) -> Result<B::Linear, LoadError> {
+        let part = |(name, rows): &(String, usize)| DummyMatrix {
+            has_bias: self.checkpoint.contains(&format!("{name}.bias")),
+            ..self.dummy(format!("{name}.weight"), *rows, cols)
+        };
+        let parts: Vec<DummyMatrix> = names.iter().map(part).collect();
+        let linear = b.load_dummy_linear(&parts, split)?;
+        for part in &parts {
+            self.done_dummy(part)?;
+        }
+        Ok(linear)
+    }
+
     pub fn norm<B: Backend>(&mut self, b: &mut B, name: &str) -> Result<B::Norm, LoadError> {
-        let gain = self.tensor(name, 1, self.config.hidden_size)?;
+        let gain = if self.checkpoint.is_dummy() {
+            no_gain(name, self.config.hidden_size)
+        } else {
+            self.tensor(name, 1, self.config.hidden_size)?
+        };
         let norm = b.load_norm(&gain, self.config.rms_norm_eps)?;
         self.done(&gain)?;
         Ok(norm)
     }
 
     pub fn vocab<B: Backend>(&mut self, b: &mut B, name: &str) -> Result<B::Vocab, LoadError> {
-        let table = self.tensor(name, self.config.vocab_size, self.config.hidden_size)?;
+        let (rows, cols) = (self.config.vocab_size, self.config.hidden_size);
+        if self.checkpoint.is_dummy() {
+            let table = self.dummy(name.into(), rows, cols);
+            let vocab = b.load_dummy_vocab(&table)?;
+            self.done_dummy(&table)?;
+            return Ok(vocab);
+        }
+        let table = self.tensor(name, rows, cols)?;
         let vocab = b.load_vocab(&table)?;
         self.done(&table)?;
         Ok(vocab)
     }
+}
+
+/// A norm's gain that changes nothing.
+fn no_gain(name: &str, cols: usize) -> WeightView<'static> {
+    let data: Vec<u8> = std::iter::repeat_n(1.0f32.to_le_bytes(), cols).flatten().collect();
+    let (name, data) = (name.to_owned(), Cow::Owned(data));
+    WeightView { name, format: WeightFormat::F32, rows: 1, cols, data }
 }
 
 /// Attention with its projections.

@@ -18,7 +18,8 @@ pub(crate) struct Delta {
 pub(crate) enum Part {
     /// The answer begins.
     Open,
-    /// More text, and the tokens since the last delta. The text is never empty.
+    /// More text, and the tokens since the last delta. The text is empty only where there is no
+    /// tokenizer to make any.
     Text { text: String, tokens: Vec<TokenText> },
     /// The end, and the tokens whose text was not shown.
     Finished { reason: FinishReason, tokens: Vec<TokenText> },
@@ -33,6 +34,8 @@ pub(crate) struct Fold {
     usage: Usage,
     /// Generated tokens seen so far.
     num_seen: usize,
+    /// Whether tokens are passed on at once, since no text will ever come of them.
+    is_textless: bool,
 }
 
 /// What is known of one prompt.
@@ -52,13 +55,17 @@ struct ChoiceState {
 }
 
 impl Fold {
-    pub(crate) fn new(prompts: Vec<Vec<TokenId>>, choices_per_prompt: usize) -> Self {
+    pub(crate) fn new(
+        prompts: Vec<Vec<TokenId>>,
+        choices_per_prompt: usize,
+        is_textless: bool,
+    ) -> Self {
         let mut choices = Vec::new();
         choices.resize_with(prompts.len() * choices_per_prompt, ChoiceState::default);
         let prompts =
             prompts.into_iter().map(|tokens| PromptState { tokens, logprobs: None }).collect();
         let usage = Usage::default();
-        Self { choices_per_prompt, prompts, choices, usage, num_seen: 0 }
+        Self { choices_per_prompt, prompts, choices, usage, num_seen: 0, is_textless }
     }
 
     pub(crate) fn num_choices(&self) -> usize {
@@ -88,7 +95,7 @@ impl Fold {
                 self.num_seen += tokens.len();
                 let pending = &mut self.choices[index].pending;
                 pending.extend(tokens);
-                if !text.is_empty() {
+                if !text.is_empty() || (self.is_textless && !pending.is_empty()) {
                     let tokens = std::mem::take(pending);
                     deltas.push(Delta { index, part: Part::Text { text, tokens } });
                 }

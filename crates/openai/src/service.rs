@@ -160,7 +160,8 @@ impl Service {
         let request_id = call.request_id.take().or_else(|| caller.request_id.clone());
         let id = format!("{prefix}-{}", request_id.unwrap_or_else(|| self.new_id()));
         let merged = call.start(llm, &salt(call.cache_salt.as_deref(), caller))?;
-        let fold = Fold::new(merged.prompts.clone(), choices_per_prompt);
+        let is_textless = !llm.description().has_tokenizer;
+        let fold = Fold::new(merged.prompts.clone(), choices_per_prompt, is_textless);
         let format = Format {
             id: id.clone(),
             created: now(),

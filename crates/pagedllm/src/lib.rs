@@ -18,8 +18,8 @@ pub use error::Error;
 pub use inspect::{Inspection, TensorCount, inspect};
 pub use llm::{Llm, ModelDescription, Parts};
 pub use options::{
-    Applied, Device, KvCacheDType, ModelDType, OPTIONS, OptionSpec, Options, SchedulingPolicy,
-    parse_count, parse_switch,
+    Applied, Device, KvCacheDType, LoadFormat, ModelDType, OPTIONS, OptionSpec, Options,
+    SchedulingPolicy, parse_count, parse_switch,
 };
 pub use pagedllm_checkpoint::{CheckpointFormat, SamplingDefaults};
 pub use pagedllm_core::{
@@ -28,7 +28,7 @@ pub use pagedllm_core::{
 pub use pagedllm_engine::{
     EngineConfig, EngineStats, Executor, ExecutorError, ExecutorShape, Histogram, StepTicket,
 };
-pub use pagedllm_executor::LoadProgress;
+pub use pagedllm_executor::{GpuStats, LoadProgress};
 pub use pagedllm_tokenizer::{ChatTemplate, Tokenizer};
 pub use request::{ChatPrompt, Prompt, TextRequest};
 pub use stream::{ChoiceUsage, NextEvent, TextEvent, TextStream, TokenText, Usage};

@@ -10,6 +10,7 @@ use pagedllm_engine::{
     Engine, EngineConfig, EngineHandle, EngineStats, EventSender, Executor, Health, Refused,
     Rejected, Request, Shutdown, event_channel,
 };
+use pagedllm_executor::{GpuMonitor, GpuStats};
 use pagedllm_tokenizer::{
     ChatInput, ChatTemplate, EncodeOptions, StopMatcher, TemplateError, Tokenizer, TokenizerError,
 };
@@ -35,6 +36,7 @@ struct Inner {
     /// Spellings that are plain text inside message content; empty where they are tokens.
     isolated: Vec<String>,
     description: ModelDescription,
+    monitor: Option<GpuMonitor>,
     text_thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -67,6 +69,8 @@ pub struct ModelDescription {
     pub max_num_seqs: usize,
     /// Most tokens in a step.
     pub max_num_batched_tokens: usize,
+    /// Whether text goes in and comes out, and not only token ids.
+    pub has_tokenizer: bool,
     /// Whether conversations can be rendered.
     pub has_chat_template: bool,
     /// What the model's authors propose for requests that say nothing.
@@ -124,6 +128,7 @@ impl ModelDescription {
             block_bytes: 0,
             max_num_seqs: 0,
             max_num_batched_tokens: 0,
+            has_tokenizer: false,
             has_chat_template: false,
             default_sampling: SamplingDefaults::default(),
             load_times: Vec::new(),
@@ -138,6 +143,10 @@ impl Llm {
     /// If the system can't start a thread.
     #[must_use]
     pub fn from_parts(parts: Parts) -> Self {
+        Self::start(parts, None)
+    }
+
+    pub(crate) fn start(parts: Parts, monitor: Option<GpuMonitor>) -> Self {
         let Parts { executor, tokenizer, chat_template, engine: config, mut description, .. } =
             parts;
         let shape = executor.shape().clone();
@@ -153,6 +162,7 @@ impl Llm {
         description.max_num_seqs = shape.max_num_seqs;
         description.max_num_batched_tokens = shape.max_num_batched_tokens;
         description.has_chat_template = chat_template.as_ref().is_some_and(Result::is_ok);
+        description.has_tokenizer = tokenizer.is_some();
 
         let isolated = match &tokenizer {
             Some(tokenizer) if parts.isolate_special_tokens => (0..tokenizer.vocab_size())
@@ -185,6 +195,7 @@ impl Llm {
             chat_template,
             isolated,
             description,
+            monitor,
             text_thread: Mutex::new(Some(text_thread)),
         }))
     }
@@ -356,6 +367,12 @@ impl Llm {
     #[must_use]
     pub fn stats(&self) -> EngineStats {
         self.0.engine.stats()
+    }
+
+    /// A look at the GPU, where the model runs on one that can be looked at. Asks the driver.
+    #[must_use]
+    pub fn gpu_stats(&self) -> Option<GpuStats> {
+        self.0.monitor.as_ref().map(|read| read())
     }
 
     /// Whether the engine can serve.

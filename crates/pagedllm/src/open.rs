@@ -9,7 +9,7 @@ use pagedllm_executor::{ExecutorOptions, LoadProgress, OpenError};
 use pagedllm_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::llm::{Llm, ModelDescription, Parts};
-use crate::{Error, Options, SchedulingPolicy};
+use crate::{Error, LoadFormat, Options, SchedulingPolicy};
 
 fn wrong(option: &str, message: impl ToString) -> Error {
     Error::Option { option: option.to_owned(), message: message.to_string() }
@@ -29,8 +29,11 @@ impl Llm {
         if options.model.as_os_str().is_empty() {
             return Err(wrong("model", "no model is given"));
         }
-        let checkpoint =
-            Checkpoint::open(&options.model).map_err(|error| Error::Model(error.to_string()))?;
+        let checkpoint = match options.load_format {
+            LoadFormat::Auto => Checkpoint::open(&options.model),
+            LoadFormat::Dummy => Checkpoint::open_dummy(&options.model),
+        }
+        .map_err(|error| Error::Model(error.to_string()))?;
         check_quantization(options, &checkpoint)?;
         let files_time = start.elapsed();
 
@@ -64,26 +67,25 @@ impl Llm {
             model: options.model.display().to_string(),
             architecture: config.architecture.clone(),
             format: Some(checkpoint.format()),
-            weight_bytes: checkpoint.total_bytes(),
+            weight_bytes: opened.weight_bytes,
             device: opened.device,
             block_bytes: opened.block_bytes,
             default_sampling: config.sampling.clone(),
-            load_times: vec![
-                ("files", files_time),
-                ("tokenizer", tokenizer_time),
-                ("weights", opened.weights_time),
-                ("memory", opened.memory_time),
-            ],
+            load_times: [("files", files_time), ("tokenizer", tokenizer_time)]
+                .into_iter()
+                .chain(opened.times)
+                .collect(),
             ..ModelDescription::unnamed(eos_token_ids)
         };
-        Ok(Self::from_parts(Parts {
+        let parts = Parts {
             executor: opened.executor,
             tokenizer,
             chat_template,
             isolate_special_tokens: options.isolate_special_tokens,
             engine: engine_config(options),
             description,
-        }))
+        };
+        Ok(Self::start(parts, opened.monitor))
     }
 }
 

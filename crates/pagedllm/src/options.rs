@@ -18,6 +18,8 @@ pub struct Options {
     pub skip_tokenizer_init: bool,
     /// Special tokens inside message content are encoded as plain text.
     pub isolate_special_tokens: bool,
+    /// Where the weights come from.
+    pub load_format: LoadFormat,
     /// Where the model runs.
     pub device: Device,
     /// Precision of activations.
@@ -57,6 +59,16 @@ pub struct Options {
     pub seed: Option<u64>,
 }
 
+/// Where the weights come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadFormat {
+    /// The model's files.
+    Auto,
+    /// Nowhere: they are made up from the configuration alone, the same in every run. To measure
+    /// shapes whose files are not at hand.
+    Dummy,
+}
+
 /// Order of waiting requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SchedulingPolicy {
@@ -76,6 +88,7 @@ impl Options {
             chat_template: None,
             skip_tokenizer_init: false,
             isolate_special_tokens: false,
+            load_format: LoadFormat::Auto,
             device: Device::Auto,
             dtype: ModelDType::Auto,
             kv_cache_dtype: KvCacheDType::Auto,
@@ -234,6 +247,16 @@ pub const OPTIONS: &[OptionSpec<Options>] = &[
         "encode special tokens inside message content as plain text",
         |o, t| {
             o.isolate_special_tokens = parse_switch(t)?;
+            Ok(())
+        }
+    ),
+    option!(
+        "load-format",
+        "auto|dummy",
+        "auto",
+        "dummy makes up the weights from config.json alone, to measure shapes",
+        |o, t| {
+            o.load_format = one_of(t, &[("auto", LoadFormat::Auto), ("dummy", LoadFormat::Dummy)])?;
             Ok(())
         }
     ),

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use pagedllm::{EngineStats, Histogram, ModelDescription};
+use pagedllm::{EngineStats, GpuStats, Histogram, ModelDescription};
 use pagedllm_openai::Service;
 
 /// Seconds of an HTTP exchange up to the head of its answer.
@@ -89,19 +89,27 @@ impl Page {
 /// The page of an engine that is not behind HTTP: everything but the counters of HTTP.
 #[must_use]
 pub fn engine_metrics(service: &Service) -> String {
-    let name = service.model_names().first().map_or("", String::as_str);
-    let model = service.llm().description();
-    render(name, model, &service.stats(), &HttpStats::default(), false)
+    render(service, &HttpStats::default(), false)
 }
 
 /// The whole page.
-pub(crate) fn render(
+pub(crate) fn render(service: &Service, http: &HttpStats, with_legacy_names: bool) -> String {
+    let name = service.model_names().first().map_or("", String::as_str);
+    let llm = service.llm();
+    let mut page = page(name, llm.description(), &service.stats(), http, with_legacy_names);
+    if let Some(gpu) = llm.gpu_stats() {
+        device(&mut page, &gpu);
+    }
+    page.text
+}
+
+fn page(
     model_name: &str,
     model: &ModelDescription,
     stats: &EngineStats,
     http: &HttpStats,
     with_legacy_names: bool,
-) -> String {
+) -> Page {
     let labels = format!("model_name=\"{}\",engine=\"0\"", escape(model_name));
     let mut page = Page { text: String::with_capacity(32 << 10), labels };
     gauges(&mut page, model, stats);
@@ -115,7 +123,32 @@ pub(crate) fn render(
     page.labels.clear();
     http_counts(&mut page, http);
     process(&mut page);
-    page.text
+    page
+}
+
+/// What the GPU says about itself, as far as it says anything.
+fn device(page: &mut Page, gpu: &GpuStats) {
+    page.labels = format!("gpu=\"{}\",name=\"{}\"", gpu.ordinal, escape(&gpu.name));
+    let bytes = |count: Option<u64>| count.map(|count| count as f64);
+    for (name, help, value) in [
+        (
+            "pagedllm:gpu_memory_used_bytes",
+            "Memory of the GPU that is in use, by anybody.",
+            bytes(gpu.memory_used_bytes),
+        ),
+        ("pagedllm:gpu_memory_total_bytes", "Memory of the GPU.", bytes(gpu.memory_total_bytes)),
+        (
+            "pagedllm:gpu_utilization_ratio",
+            "Share of the last moments in which the GPU ran a kernel, 0 to 1.",
+            gpu.utilization,
+        ),
+        ("pagedllm:gpu_temperature_celsius", "Temperature of the GPU.", gpu.temperature_celsius),
+        ("pagedllm:gpu_power_watts", "Power that the GPU draws.", gpu.power_watts),
+    ] {
+        if let Some(value) = value {
+            page.gauge(name, help, value);
+        }
+    }
 }
 
 fn gauges(page: &mut Page, model: &ModelDescription, stats: &EngineStats) {
@@ -370,7 +403,14 @@ mod tests {
         let http = HttpStats::default();
         http.record("health", "GET", 200, Duration::from_millis(1));
         let model = ModelDescription::unnamed(Vec::new());
-        let page = render("m", &model, &stats, &http, true);
+        let mut page = page("m", &model, &stats, &http, true);
+        let name = "G \"1\"".to_owned();
+        let gpu = GpuStats { name, memory_used_bytes: Some(7), ..GpuStats::default() };
+        device(&mut page, &gpu);
+        let page = page.text;
+        let used = "pagedllm:gpu_memory_used_bytes{gpu=\"0\",name=\"G \\\"1\\\"\"} 7\n";
+        assert!(page.contains(used), "{page}");
+        assert!(!page.contains("gpu_power_watts"), "what is not told is not shown");
         let mut announced = std::collections::HashSet::new();
         for line in page.lines() {
             if let Some(rest) = line.strip_prefix("# TYPE ") {

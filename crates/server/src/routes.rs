@@ -278,13 +278,7 @@ fn header_list(names: &[String]) -> Option<HeaderValue> {
 
 fn metrics_page(state: &State) -> Answered {
     let service = &state.service;
-    let page = metrics::render(
-        &service.model_names()[0],
-        service.llm().description(),
-        &service.stats(),
-        &state.http,
-        state.options.legacy_metrics,
-    );
+    let page = metrics::render(service, &state.http, state.options.legacy_metrics);
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     with_type(AnswerBytes::Whole(page.into()), kind)
 }

@@ -1,5 +1,6 @@
-//! A small HTTP client: one connection a request, streamed answers.
+//! A small HTTP client: kept connections, answers whole or streamed.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -16,19 +17,24 @@ use tokio::net::TcpStream;
 /// Longest line of a stream.
 const MAX_LINE: usize = 16 << 20;
 
-/// Where a server is, and the key to it.
+/// The sending half of a connection.
+type Sender = http1::SendRequest<Full<Bytes>>;
+
+/// Where a server is, and the key to it. Clones share connections.
 #[derive(Clone, Debug)]
 pub(super) struct Client {
     authority: String,
     key: Option<String>,
+    /// Connections whose last answer was read to its end.
+    idle: Arc<Mutex<Vec<Sender>>>,
 }
 
-/// What one streamed request took.
+/// What one request took.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Measured {
-    /// Send to first text.
-    pub(super) first: Duration,
-    /// Between pieces of text.
+    /// Send to first token; `None` where the answer came whole.
+    pub(super) first: Option<Duration>,
+    /// Between pieces of a streamed answer.
     pub(super) gaps: Vec<Duration>,
     /// Send to end.
     pub(super) whole: Duration,
@@ -43,19 +49,37 @@ impl Client {
         ensure!(url.scheme_str() == Some("http"), "--base-url: only http:// is spoken");
         let authority = url.authority().context("--base-url: has no host")?;
         let port = authority.port_u16().unwrap_or(80);
-        Ok(Self { authority: format!("{}:{port}", authority.host()), key })
+        Ok(Self { authority: format!("{}:{port}", authority.host()), key, idle: Arc::default() })
+    }
+
+    /// A connection that is ready for a request.
+    async fn connect(&self) -> anyhow::Result<Sender> {
+        loop {
+            let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let Some(mut sender) = kept else { break };
+            if sender.ready().await.is_ok() {
+                return Ok(sender);
+            }
+        }
+        let stream = TcpStream::connect(&self.authority).await.context(self.authority.clone())?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+
+    /// Gives a connection back whose answer was read to its end.
+    fn keep(&self, sender: Sender) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
     }
 
     async fn send(
         &self,
+        sender: &mut Sender,
         method: &str,
         path: &str,
         body: Vec<u8>,
     ) -> anyhow::Result<hyper::Response<Incoming>> {
-        let stream = TcpStream::connect(&self.authority).await.context(self.authority.clone())?;
-        stream.set_nodelay(true)?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        tokio::spawn(connection);
         let mut request = Request::builder()
             .method(method)
             .uri(path)
@@ -69,24 +93,39 @@ impl Client {
 
     /// A whole answer as JSON.
     pub(super) async fn get(&self, path: &str) -> anyhow::Result<Value> {
-        let answer = self.send("GET", path, Vec::new()).await?;
+        let mut sender = self.connect().await?;
+        let answer = self.send(&mut sender, "GET", path, Vec::new()).await?;
         let status = answer.status();
         let bytes = answer.into_body().collect().await?.to_bytes();
         ensure!(status.is_success(), "{status}: {}", String::from_utf8_lossy(&bytes));
         Ok(serde_json::from_slice(&bytes)?)
     }
 
-    /// Sends a streamed completion and reads it to its end.
+    /// Sends a completion and reads it to its end.
     pub(super) async fn complete(&self, path: &str, body: &Value) -> anyhow::Result<Measured> {
+        let text = body.to_string().into_bytes();
         let start = Instant::now();
-        let answer = self.send("POST", path, body.to_string().into_bytes()).await?;
+        let mut sender = self.connect().await?;
+        let answer = self.send(&mut sender, "POST", path, text).await?;
         let status = answer.status();
-        let mut frames = answer.into_body();
-        if !status.is_success() {
-            let bytes = frames.collect().await?.to_bytes();
-            bail!("{status}: {}", String::from_utf8_lossy(&bytes));
-        }
+        let frames = answer.into_body();
         let mut measured = Measured::default();
+        if !status.is_success() || body["stream"] != true {
+            let bytes = frames.collect().await?.to_bytes();
+            ensure!(status.is_success(), "{status}: {}", String::from_utf8_lossy(&bytes));
+            measured.count(&serde_json::from_slice(&bytes)?);
+        } else {
+            measured.read(frames, start).await?;
+        }
+        measured.whole = start.elapsed();
+        self.keep(sender);
+        Ok(measured)
+    }
+}
+
+impl Measured {
+    /// Reads a stream to its end.
+    async fn read(&mut self, mut frames: Incoming, start: Instant) -> anyhow::Result<()> {
         let mut last: Option<Instant> = None;
         let mut buffer: Vec<u8> = Vec::new();
         let mut is_done = false;
@@ -94,8 +133,10 @@ impl Client {
             let Ok(data) = frame?.into_data() else { continue };
             buffer.extend_from_slice(&data);
             ensure!(buffer.len() <= MAX_LINE, "a line is longer than {MAX_LINE} bytes");
-            while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = buffer.drain(..=end).collect();
+            let mut begin = 0;
+            while let Some(len) = buffer[begin..].iter().position(|byte| *byte == b'\n') {
+                let line = &buffer[begin..begin + len];
+                begin += len + 1;
                 let Some(payload) = line.strip_prefix(b"data: ") else { continue };
                 if payload.trim_ascii() == b"[DONE]" {
                     is_done = true;
@@ -105,36 +146,57 @@ impl Client {
                 if let Some(error) = chunk.get("error") {
                     bail!("the stream broke off: {error}");
                 }
-                if let Some(usage) = chunk.get("usage").filter(|usage| usage.is_object()) {
-                    let number = |name: &str| usage[name].as_u64().unwrap_or(0) as usize;
-                    measured.tokens_in = number("prompt_tokens");
-                    measured.tokens_out = number("completion_tokens");
-                }
-                if has_text(&chunk) {
+                self.count(&chunk);
+                if has_tokens(&chunk) {
                     let now = Instant::now();
                     match last {
-                        None => measured.first = now - start,
-                        Some(last) => measured.gaps.push(now - last),
+                        None => self.first = Some(now - start),
+                        Some(last) => self.gaps.push(now - last),
                     }
                     last = Some(now);
                 }
             }
+            buffer.drain(..begin);
         }
         ensure!(is_done, "the stream ended without [DONE]");
-        measured.whole = start.elapsed();
-        Ok(measured)
+        Ok(())
+    }
+
+    /// Takes the numbers of tokens, where an answer or a chunk has them.
+    fn count(&mut self, answer: &Value) {
+        if let Some(usage) = answer.get("usage").filter(|usage| usage.is_object()) {
+            let number = |name: &str| usage[name].as_u64().unwrap_or(0) as usize;
+            self.tokens_in = number("prompt_tokens");
+            self.tokens_out = number("completion_tokens");
+        }
     }
 }
 
-fn has_text(chunk: &Value) -> bool {
+/// Whether a chunk brings tokens. A server without a tokenizer sends no text; the chunk that says
+/// why an answer ended brings none, and one of a chat may only say who speaks.
+fn has_tokens(chunk: &Value) -> bool {
     let choice = &chunk["choices"][0];
-    let text = choice["text"].as_str().or_else(|| choice["delta"]["content"].as_str());
-    text.is_some_and(|text| !text.is_empty())
+    let Some(text) = choice["text"].as_str().or_else(|| choice["delta"]["content"].as_str()) else {
+        return false;
+    };
+    !text.is_empty() || (choice["finish_reason"].is_null() && choice["delta"]["role"].is_null())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chunks_with_tokens_are_told_from_those_without() {
+        let has = |text: &str| has_tokens(&serde_json::from_str(text).expect("JSON"));
+        assert!(has(r#"{"choices": [{"text": "a", "finish_reason": null}]}"#));
+        assert!(has(r#"{"choices": [{"text": "a", "finish_reason": "length"}]}"#));
+        assert!(has(r#"{"choices": [{"text": "", "finish_reason": null}]}"#));
+        assert!(!has(r#"{"choices": [{"text": "", "finish_reason": "length"}]}"#));
+        assert!(!has(r#"{"choices": [{"delta": {"role": "assistant", "content": ""}}]}"#));
+        assert!(has(r#"{"choices": [{"delta": {"content": "a"}}]}"#));
+        assert!(!has(r#"{"choices": [], "usage": {"prompt_tokens": 1}}"#));
+    }
 
     #[test]
     fn urls_have_a_scheme_and_a_host() {

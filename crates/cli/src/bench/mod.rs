@@ -5,6 +5,7 @@ mod latency;
 mod serve;
 mod statistics;
 mod throughput;
+mod traffic;
 
 use std::io::IsTerminal;
 

@@ -12,18 +12,15 @@ use tokio::task::JoinSet;
 
 use super::client::{Client, Measured};
 use super::statistics::{mean, percentile, sorted};
+use super::traffic::{Traffic, with_traffic};
 use super::{Random, count, count_of, progress, with_common, write_result};
 
-/// Words of prompts. Most tokenizers have each of them as one token.
-const WORDS: [&str; 16] = [
-    "time", "water", "house", "people", "world", "place", "night", "light", "hand", "year", "work",
-    "city", "name", "road", "book", "life",
-];
 /// Parts of a second that latencies are shown in.
 const MILLISECONDS: f64 = 1000.0;
 
 pub(super) fn command() -> Command {
-    with_common(Command::new("serve").about("Load on a server over HTTP"))
+    let command = Command::new("serve").about("Load on a server over HTTP");
+    with_common(with_traffic(command))
         .arg(
             Arg::new("base-url")
                 .long("base-url")
@@ -40,10 +37,8 @@ pub(super) fn command() -> Command {
                 .hide_env_values(true)
                 .help("key to show"),
         )
-        .arg(count("num-prompts", "100", "requests"))
-        .arg(count("input-len", "128", "words of a prompt, about as many tokens"))
-        .arg(count("output-len", "128", "tokens to generate"))
         .arg(count("max-concurrency", "1000000", "most requests in flight"))
+        .arg(count("num-warmups", "1", "requests of the same kind before those that count"))
         .arg(
             Arg::new("request-rate")
                 .long("request-rate")
@@ -75,21 +70,17 @@ async fn run(matches: &ArgMatches) -> anyhow::Result<()> {
     }
     let num_prompts = count_of(matches, "num-prompts");
     let mut random = Random(matches.get_one("random-seed").copied().unwrap_or(0));
-    let bodies: Vec<Value> = (0..num_prompts)
-        .map(|_| {
-            let words =
-                (0..count_of(matches, "input-len")).map(|_| WORDS[random.below(WORDS.len())]);
-            json!({
-                "model": model, "prompt": words.collect::<Vec<_>>().join(" "),
-                "max_tokens": count_of(matches, "output-len"), "temperature": 0,
-                "ignore_eos": true, "stream": true, "stream_options": {"include_usage": true},
-            })
-        })
-        .collect();
-    let warm_up = client.complete("/v1/completions", &bodies[0]).await;
-    warm_up.context("the first request failed")?;
-
+    let traffic = Traffic::new(matches, &model, &mut random)?;
     let places = count_of(matches, "max-concurrency").min(Semaphore::MAX_PERMITS);
+    let mut bodies =
+        |count: usize| -> Vec<Value> { (0..count).map(|_| traffic.body(&mut random)).collect() };
+    let warm_ups = bodies(count_of(matches, "num-warmups"));
+    let bodies = bodies(num_prompts);
+    let (_, warm_ups) = send_all(&client, warm_ups, places, f64::INFINITY, &mut random).await;
+    for warm_up in warm_ups {
+        warm_up.context("the first request failed")?;
+    }
+
     let (start, results) = send_all(&client, bodies, places, rate, &mut random).await;
     let time = start.elapsed();
     progress("");
@@ -142,12 +133,15 @@ fn report(measured: &[Measured], failures: usize, time: Duration, model: &str) -
     let tokens_in: usize = measured.iter().map(|one| one.tokens_in).sum();
     let tokens_out: usize = measured.iter().map(|one| one.tokens_out).sum();
     let in_ms = |time: Duration| time.as_secs_f64() * MILLISECONDS;
-    let first: Vec<f64> = measured.iter().map(|one| in_ms(one.first)).collect();
+    let first: Vec<f64> = measured.iter().filter_map(|one| one.first.map(in_ms)).collect();
     let gaps: Vec<f64> = measured.iter().flat_map(|one| &one.gaps).map(|gap| in_ms(*gap)).collect();
     let per_token: Vec<f64> = measured
         .iter()
         .filter(|one| one.tokens_out > 1)
-        .map(|one| in_ms(one.whole.saturating_sub(one.first)) / (one.tokens_out - 1) as f64)
+        .filter_map(|one| {
+            let after = in_ms(one.whole.saturating_sub(one.first?));
+            Some(after / (one.tokens_out - 1) as f64)
+        })
         .collect();
     let whole: Vec<f64> = measured.iter().map(|one| in_ms(one.whole)).collect();
     println!("successful requests        {}", measured.len());
@@ -177,6 +171,10 @@ fn report(measured: &[Measured], failures: usize, time: Duration, model: &str) -
         ("itl", "inter-token latency", gaps),
         ("e2el", "end-to-end latency", whole),
     ] {
+        // Answers that come at once have no first token.
+        if samples.is_empty() {
+            continue;
+        }
         let samples = sorted(samples);
         let (p50, p99) = (percentile(&samples, 50.0), percentile(&samples, 99.0));
         println!("{title:<26} mean {:.2}, median {p50:.2}, p99 {p99:.2} ms", mean(&samples));

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use pagedllm_backend::{Backend, Reference};
 use pagedllm_checkpoint::Checkpoint;
-use pagedllm_core::{DType, RankId, SamplingParams, TokenId};
+use pagedllm_core::{DType, FinishReason, RankId, SamplingParams, TokenId};
 use pagedllm_cpu::{CpuBackend, CpuDType, CpuOptions};
 use pagedllm_engine::{
     Engine, EngineConfig, EngineHandle, EngineStats, Event, ExecutorShape, Request, Shutdown,
@@ -38,7 +38,12 @@ pub struct Serving(EngineHandle);
 
 /// The goldens whose architecture loads.
 pub fn every_tiny() -> impl Iterator<Item = Golden> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny");
+    // A test that was copied to another machine brings its files along.
+    let folder = std::env::var_os("PAGEDLLM_GOLDENS").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden"),
+        PathBuf::from,
+    );
+    let folder = folder.join("tiny");
     let mut paths: Vec<PathBuf> = std::fs::read_dir(folder)
         .expect("tests/golden/tiny is there")
         .map(|entry| entry.expect("a readable entry").path())
@@ -66,6 +71,68 @@ fn tokens(value: &Value) -> Vec<TokenId> {
 }
 
 impl Golden {
+    fn checkpoint(&self) -> Checkpoint {
+        Checkpoint::open(&self.path).expect("the golden opens")
+    }
+
+    /// The same model, but for a token whose embedding is not a number. `None` where the head is
+    /// the embedding, so that no logits would be numbers.
+    pub fn poisoned(&self, token: TokenId) -> Option<Checkpoint> {
+        let checkpoint = self.checkpoint();
+        if checkpoint.config().tie_word_embeddings {
+            return None;
+        }
+        let mut bytes = std::fs::read(self.path.join("model.safetensors")).ok()?;
+        let header_len = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+        let header: Value =
+            serde_json::from_slice(&bytes[8..8 + header_len]).expect("a header of JSON");
+        let start = header["model.embed_tokens.weight"]["data_offsets"][0].as_u64();
+        let row_bytes = checkpoint.config().hidden_size * 2;
+        let at = 8 + header_len + start.expect("an offset") as usize + token as usize * row_bytes;
+        // All bits set is no number in bf16.
+        bytes[at..at + row_bytes].fill(0xff);
+        let config = std::fs::read_to_string(self.path.join("config.json")).expect("config.json");
+        Some(Checkpoint::from_safetensors(&config, bytes).expect("the poisoned golden opens"))
+    }
+
+    /// Sends the prompts together, one of them with the poisoned token in it. That one ends with a
+    /// fault, and the others are what they are without it.
+    pub fn check_containment(&self, serving: &Serving, poison: TokenId) {
+        let cases = self.json["greedy"].as_array().expect("greedy");
+        let send = |prompt: Vec<TokenId>| {
+            let params = SamplingParams {
+                temperature: 0.0,
+                max_tokens: 12,
+                ignore_eos: true,
+                logit_bias: vec![(poison, -100.0)],
+                ..SamplingParams::default()
+            };
+            serving.0.stream(Request::new(prompt, params)).expect("the engine takes it")
+        };
+        let good: Vec<Vec<TokenId>> = cases
+            .iter()
+            .map(|case| tokens(&case["prompt_ids"]))
+            .filter(|prompt| !prompt.contains(&poison))
+            .collect();
+        assert!(good.len() >= 2, "{}: the token is in nearly all prompts", self.name);
+        let alone: Vec<_> =
+            good.iter().map(|prompt| send(prompt.clone()).collect_choices().remove(0)).collect();
+        for at in [0, good[0].len() / 2, good[0].len() - 1] {
+            let mut bad = good[0].clone();
+            bad[at] = poison;
+            let bad = send(bad);
+            let beside: Vec<_> = good.iter().map(|prompt| send(prompt.clone())).collect();
+            let choice = bad.collect_choices().remove(0);
+            assert_eq!(choice.reason, FinishReason::Fault, "{}, poison at {at}", self.name);
+            for (stream, alone) in beside.into_iter().zip(&alone) {
+                let choice = stream.collect_choices().remove(0);
+                assert_eq!(choice.reason, FinishReason::Length, "{}", self.name);
+                assert_eq!(choice.tokens, alone.tokens, "{}, poison at {at}", self.name);
+            }
+        }
+        assert_eq!(serving.stats().corrupted_requests_total, 3);
+    }
+
     /// Sends all prompts at once and compares the continuations.
     pub fn check_greedy(&self, serving: &Serving, way: &str) {
         let cases = self.json["greedy"].as_array().expect("greedy");
@@ -144,17 +211,26 @@ impl Serving {
 }
 
 pub fn reference(golden: &Golden, limits: Limits) -> Serving {
-    serve(Reference::default(), golden, limits, 1)
+    serve(Reference::default(), &golden.checkpoint(), limits, 1)
 }
 
 pub fn cpu(golden: &Golden, limits: Limits) -> Serving {
+    cpu_of(&golden.checkpoint(), limits)
+}
+
+pub fn cpu_of(checkpoint: &Checkpoint, limits: Limits) -> Serving {
     let options = CpuOptions { dtype: CpuDType::Float32, num_threads: 2, ..CpuOptions::default() };
-    serve(CpuBackend::new(options).expect("a CPU"), golden, limits, 1)
+    serve(CpuBackend::new(options).expect("a CPU"), checkpoint, limits, 1)
+}
+
+#[cfg(feature = "cuda")]
+pub fn cuda(golden: &Golden, limits: Limits) -> Serving {
+    cuda_of(&golden.checkpoint(), limits)
 }
 
 /// The GPU in float32, with recorded steps, two of them in flight.
 #[cfg(feature = "cuda")]
-pub fn cuda(golden: &Golden, limits: Limits) -> Serving {
+pub fn cuda_of(checkpoint: &Checkpoint, limits: Limits) -> Serving {
     let options = pagedllm_cuda::CudaOptions {
         dtype: DType::F32,
         kv_dtype: DType::F32,
@@ -162,20 +238,19 @@ pub fn cuda(golden: &Golden, limits: Limits) -> Serving {
         ..pagedllm_cuda::CudaOptions::default()
     };
     let b = pagedllm_cuda::CudaBackend::new(options).expect("the device opens");
-    serve(b, golden, limits, 2)
+    serve(b, checkpoint, limits, 2)
 }
 
 fn serve<B: Backend>(
     mut b: B,
-    golden: &Golden,
+    checkpoint: &Checkpoint,
     limits: Limits,
     max_steps_in_flight: usize,
 ) -> Serving {
-    let checkpoint = Checkpoint::open(&golden.path).expect("the golden opens");
     let config = checkpoint.config();
     let load = LoadOptions { rank: RankId::SINGLE, max_model_len: MAX_MODEL_LEN };
     let model =
-        pagedllm_models::load(&mut b, &checkpoint, load, &mut |_| true).expect(&golden.name);
+        pagedllm_models::load(&mut b, checkpoint, load, &mut |_| true).expect("the model loads");
     let workspace = WorkspaceLimits {
         max_num_batched_tokens: limits.max_num_batched_tokens,
         max_num_seqs: limits.max_num_seqs,
