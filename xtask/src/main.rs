@@ -5,6 +5,8 @@ mod bindings;
 mod ci;
 mod cuda_toolkit;
 mod demo;
+mod device_pack;
+mod gguf_cut;
 mod golden;
 mod models;
 mod shell;
@@ -27,6 +29,9 @@ Usage: cargo xtask COMMAND
   golden        make the golden files again (installs torch and transformers; slow)
   models        fetch the models of demo and tests, and print where they are
   cuda-toolkit  fetch nvcc where none is installed
+  device-pack [--model split|LAYERS]
+                program, tests and benchmarks for a GPU machine without cargo, in one folder; or the
+                small real model, in two parts or cut to its first layers
 ";
 
 fn main() -> Result<()> {
@@ -43,6 +48,7 @@ fn main() -> Result<()> {
         Some("golden") => golden::run(),
         Some("models") => models::run(),
         Some("cuda-toolkit") => cuda_toolkit::run(&args[1..]),
+        Some("device-pack") => device_pack::run(&args[1..]),
         Some("help" | "--help" | "-h") | None => {
             print!("{HELP}");
             Ok(())
