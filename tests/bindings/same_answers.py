@@ -2,12 +2,15 @@
 the same bytes for the same OpenAI bodies, but for their ids and times."""
 
 import json
+import os
 import re
 import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from programs import ROOT, Programs, arguments, installed
 
@@ -19,8 +22,13 @@ SOURCES = {
     "python": "answers.py",
 }
 NAME = "SmolLM2"
-OPTIONS = {"dtype": "float32", "served-model-name": NAME, "kv-cache-memory-bytes": "256M"}
-PARAMS = {"max_tokens": 16, "temperature": 0, "ignore_eos": True}
+OPTIONS = {
+    "dtype": "float32",
+    "threads": 1,
+    "served-model-name": NAME,
+    "kv-cache-memory-bytes": "256M",
+}
+PARAMS = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
 PROMPTS = (
     "The capital of France is",
     "def fibonacci(n):",
@@ -30,12 +38,12 @@ MESSAGES = [{"role": "user", "content": "What is gravity?"}]
 BODIES = (
     ("completions", {"prompt": "Roses are red,", "logprobs": 2, **PARAMS}),
     ("completions", {"prompt": "Water boils at", "stream": True, **PARAMS}),
-    ("chat", {"messages": MESSAGES, "max_tokens": 16, "temperature": 0}),
+    ("chat", {"messages": MESSAGES, "max_tokens": 8, "temperature": 0}),
     (
         "chat",
         {
             "messages": MESSAGES,
-            "max_tokens": 16,
+            "max_tokens": 8,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -53,7 +61,7 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        flags = [word for name, value in OPTIONS.items() for word in (f"--{name}", value)]
+        flags = [word for name, value in OPTIONS.items() for word in (f"--{name}", str(value))]
         command = [binary, "serve", model, "--host", "127.0.0.1", "--log-level", "warning"]
         self._process = subprocess.Popen([*command, "--port", self.url.split(":")[-1], *flags])
         end = time.monotonic() + START_LIMIT
@@ -112,18 +120,23 @@ def from_program(programs, words, model):
     return [[without_marks(line) for line in answer.split("\n")] for answer in answers]
 
 
+def compare(programs, language, model, expected):
+    began = time.monotonic()
+    source = ROOT / "tests/bindings/answers" / SOURCES[language]
+    found = from_program(programs, programs.build(language, source), model)
+    for question, one, other in zip((*PROMPTS, *BODIES), expected, found, strict=True):
+        assert one == other, f"{language}: {question}\nserver:  {one}\nbinding: {other}"
+    return f"{language:6} {len(found)} answers agree, {time.monotonic() - began:.1f} s"
+
+
 def main():
     given = arguments()
     expected = from_server(given.binary, given.model)
     assert all(len(answer[0].split()) == PARAMS["max_tokens"] for answer in expected[: len(PROMPTS)])
-    with Programs(given.library) as programs:
-        for language in installed():
-            began = time.monotonic()
-            source = ROOT / "tests/bindings/answers" / SOURCES[language]
-            found = from_program(programs, programs.build(language, source), given.model)
-            for question, one, other in zip((*PROMPTS, *BODIES), expected, found, strict=True):
-                assert one == other, f"{language}: {question}\nserver:  {one}\nbinding: {other}"
-            print(f"{language:6} {len(found)} answers agree, {time.monotonic() - began:.1f} s")
+    with Programs(given.library) as programs, ThreadPoolExecutor(os.cpu_count()) as pool:
+        run = partial(compare, programs, model=given.model, expected=expected)
+        for line in pool.map(run, installed()):
+            print(line)
 
 
 if __name__ == "__main__":
