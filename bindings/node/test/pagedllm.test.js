@@ -23,8 +23,9 @@ async function tokensOf(stream) {
 }
 
 if (!isMainThread) {
-  // Ended by the test in the middle of an answer.
-  open().then(async (engine) => {
+  // Ended by the test in the middle of the load, or of an answer.
+  const unread = { log: () => {}, logLevel: 'trace', progress: () => {} };
+  open(unread).then(async (engine) => {
     const stream = engine.generate([264], greedy(400));
     for await (const event of stream) require('node:worker_threads').parentPort.postMessage(event.kind);
   });
@@ -154,10 +155,10 @@ if (!isMainThread) {
     assert.throws(() => other.generate('x'), { status: STATUS.SHUTTING_DOWN });
   });
 
-  test('workers end in the middle of an answer', async () => {
-    for (let i = 0; i < 10; i++) {
+  test('workers end in the middle of a load or an answer', async () => {
+    for (let i = 0; i < 20; i++) {
       const worker = new Worker(__filename);
-      await new Promise((resolve) => worker.once('message', resolve));
+      await new Promise((resolve) => worker.once(i % 2 ? 'message' : 'online', resolve));
       await worker.terminate();
     }
   });
