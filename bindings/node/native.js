@@ -96,9 +96,14 @@ class PagedLLMError extends Error {
   }
 }
 
+// Some ten times as fast as koffi's own ways to read memory, and needs no external buffers.
+const memcpy = koffi.load(null).func('void memcpy(void *to, void *from, size_t bytes)');
+
 /** A copy of memory of the library. */
 function copy(pointer, bytes) {
-  return bytes > 0 ? Buffer.from(Buffer.from(koffi.view(pointer, bytes))) : Buffer.alloc(0);
+  const buffer = Buffer.allocUnsafe(bytes);
+  if (bytes > 0) memcpy(buffer, pointer, bytes);
+  return buffer;
 }
 
 const place = () => Buffer.alloc(8);
@@ -157,21 +162,35 @@ function floatsOf(bytes) {
   return Array.from({ length: bytes.length / 4 }, (_, i) => bytes.readFloatLE(4 * i));
 }
 
+const rawEvent = Buffer.alloc(koffi.sizeof(Event));
+const at = {};
+for (const { name, offset } of Object.values(Event.members)) at[name] = offset;
+
+const word = (name) => rawEvent.readUInt32LE(at[name]);
+// Counts stay far below 2 ** 53.
+const count = (name) => word(name) + 2 ** 32 * rawEvent.readUInt32LE(at[name] + 4);
+
+/** What a pointer of rawEvent points to. */
+function list(name, bytes) {
+  return copy(rawEvent.readBigUInt64LE(at[name]), bytes);
+}
+
 /** An event, copied and freed. */
 function takeEvent(pointer) {
-  const raw = koffi.decode(pointer, Event);
+  memcpy(rawEvent, pointer, rawEvent.length);
+  const tokensBytes = 4 * count('tokens_len');
   const event = {
-    tag: Number(raw.tag),
-    kind: raw.kind,
-    choice: raw.choice,
-    text: copy(raw.text, Number(raw.text_len)).toString(),
-    tokens: tokensOf(copy(raw.tokens, 4 * Number(raw.tokens_len))),
-    logprobs: raw.logprobs ? floatsOf(copy(raw.logprobs, 4 * Number(raw.tokens_len))) : null,
-    finishReason: raw.finish_reason,
-    status: raw.status,
-    promptTokens: Number(raw.prompt_tokens),
-    cachedTokens: Number(raw.cached_tokens),
-    outputTokens: Number(raw.output_tokens),
+    tag: count('tag'),
+    kind: word('kind'),
+    choice: word('choice'),
+    text: list('text', count('text_len')).toString(),
+    tokens: tokensOf(list('tokens', tokensBytes)),
+    logprobs: count('logprobs') ? floatsOf(list('logprobs', tokensBytes)) : null,
+    finishReason: word('finish_reason'),
+    status: rawEvent.readInt32LE(at.status),
+    promptTokens: count('prompt_tokens'),
+    cachedTokens: count('cached_tokens'),
+    outputTokens: count('output_tokens'),
   };
   frees.event(pointer);
   return event;
