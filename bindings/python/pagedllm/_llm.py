@@ -235,7 +235,7 @@ class LLM:
             )
             for event in events[: count.value] if status == Status.OK else ():
                 tag, made = event.contents.tag, Event._of(event.contents)
-                LIBRARY.pagedllm_event_free(event)
+                native.free_event(event)
                 with self._lock:
                     ended = made.kind == "end"
                     stream = self._streams.pop(tag, None) if ended else self._streams.get(tag)

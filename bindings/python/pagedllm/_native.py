@@ -165,7 +165,6 @@ _FAILING = {
 _HANDLES = ("engine_free", "stream_free", "queue_free", "server_free")
 _RECORDS = {
     "error_free": POINTER(Error),
-    "event_free": POINTER(Event),
     "text_free": POINTER(Text),
     "tokens_free": POINTER(Tokens),
 }
@@ -193,6 +192,10 @@ def _load():
 
 
 LIBRARY = _load()
+
+# Called for each event: not worth giving the interpreter to another thread and asking it back.
+free_event = ctypes.PyDLL(LIBRARY._name).pagedllm_event_free
+free_event.argtypes, free_event.restype = [POINTER(Event)], None
 
 # The library's own callback for logs: no thread of its own ever runs Python.
 LOG_TO_FD = ctypes.cast(LIBRARY.pagedllm_log_to_fd, c_void_p).value
