@@ -74,12 +74,12 @@ fn pack(folder: &Path) -> Result<()> {
         fs::copy(&path, &to).with_context(|| path.display().to_string())?;
         run_command(command("strip").arg(&to))?;
     }
-    copy_folder(Path::new("tests/golden/tiny"), &folder.join("golden/tiny"))?;
+    copy_folder(Path::new("tests/golden/tiny"), &folder.join("goldens/tiny"))?;
     copy_folder(Path::new("benches/shapes"), &folder.join("shapes"))?;
     copy_folder(Path::new("benches/gpu"), &folder.join("gpu"))?;
     for (name, text) in SCRIPTS {
         let path = folder.join(name);
-        let goldens = "export PAGEDLLM_GOLDENS=\"$PWD/golden\"\n";
+        let goldens = "export PAGEDLLM_GOLDENS=\"$PWD/goldens\"\n";
         let text = format!("#!/bin/bash\nset -eu\ncd \"$(dirname \"$0\")\"\n{goldens}{text}");
         fs::write(&path, text)?;
         run_command(command("chmod +x").arg(&path))?;
