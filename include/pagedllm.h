@@ -24,7 +24,7 @@ extern "C" {
 /*
  Second number of the version of this interface: it grows when something is added.
  */
-#define PAGEDLLM_ABI_MINOR 0
+#define PAGEDLLM_ABI_MINOR 1
 
 /*
  Endpoint: /v1/completions.
@@ -856,8 +856,8 @@ pagedllm_status pagedllm_engine_metrics(const struct pagedllm_engine *engine,
                                         const struct pagedllm_text **out,
                                         const struct pagedllm_error **error);
 
-#endif  /* PAGEDLLM_H */
-
 #ifdef __cplusplus
 }
 #endif
+
+#endif /* PAGEDLLM_H */

@@ -1,4 +1,4 @@
-/* Everything that a caller can do wrong and that must end in a status. */
+/* Everything that a caller can do wrong and that must end in a status: C01, C06, C07, C12. */
 #include "support.h"
 
 #include <pthread.h>
@@ -88,6 +88,51 @@ static void null_and_wrong_arguments(pagedllm_engine *engine, const char *model)
     CHECK_STATUS(PAGEDLLM_INVALID_ARGUMENT, pagedllm_engine_metrics(engine, 9, &text, NULL));
     CHECK_STATUS(PAGEDLLM_INVALID_REQUEST, pagedllm_render_chat(engine, "[7]", 3, &text, NULL));
     CHECK(strcmp(pagedllm_status_name(12345), "PAGEDLLM_UNKNOWN") == 0);
+}
+
+/* C01: every call that takes a handle, with none and with what is none. */
+static void each_call_refuses_null_and_garbage(void) {
+    static uint64_t garbage[8];
+    struct { void *handle; pagedllm_status status; } wrong[] = {
+        {NULL, PAGEDLLM_INVALID_ARGUMENT}, {garbage, PAGEDLLM_INVALID_HANDLE},
+        {(char *)garbage + 1, PAGEDLLM_INVALID_HANDLE}};
+    pagedllm_request request = tokens_request(PROMPT, 1, NULL);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        void *h = wrong[i].handle;
+        pagedllm_status s = wrong[i].status;
+        pagedllm_stream *stream;
+        pagedllm_server *server;
+        const pagedllm_tokens *tokens;
+        const pagedllm_text *text;
+        const pagedllm_event *event;
+        const pagedllm_error *e = NULL;
+        size_t count;
+        int fd;
+        CHECK_STATUS(s, pagedllm_generate(h, &request, NULL, &stream, &e));
+        CHECK(e->status == s && strcmp(e->param, "engine") == 0);
+        pagedllm_error_free(e);
+        CHECK_STATUS(s, pagedllm_complete(h, 1, "{}", 2, 0, NULL, &stream, NULL));
+        CHECK_STATUS(s, pagedllm_engine_health(h, NULL));
+        CHECK_STATUS(s, pagedllm_engine_shutdown(h, 0, NULL));
+        CHECK_STATUS(s, pagedllm_engine_info(h, &text, NULL));
+        CHECK_STATUS(s, pagedllm_engine_metrics(h, PAGEDLLM_METRICS_JSON, &text, NULL));
+        CHECK_STATUS(s, pagedllm_tokenize(h, "a", 1, 0, &tokens, NULL));
+        CHECK_STATUS(s, pagedllm_detokenize(h, PROMPT, 1, 0, &text, NULL));
+        CHECK_STATUS(s, pagedllm_render_chat(h, "[]", 2, &text, NULL));
+        CHECK_STATUS(s, pagedllm_server_start(h, NULL, 0, &server, NULL));
+        CHECK_STATUS(s, pagedllm_server_address(h, &text, NULL));
+        CHECK_STATUS(s, pagedllm_server_stop(h, 0, NULL));
+        CHECK_STATUS(s, pagedllm_queue_poll(h, 0, &event, 1, &count, NULL));
+        CHECK_STATUS(s, pagedllm_queue_interrupt(h, NULL));
+        CHECK_STATUS(s, pagedllm_queue_fd(h, &fd, NULL));
+        CHECK_STATUS(s, pagedllm_stream_next(h, 0, &event, NULL));
+        CHECK_STATUS(s, pagedllm_stream_cancel(h, NULL));
+        if (!h) continue; /* Freeing nothing is fine. */
+        CHECK_STATUS(s, pagedllm_engine_free(h));
+        CHECK_STATUS(s, pagedllm_stream_free(h));
+        CHECK_STATUS(s, pagedllm_queue_free(h));
+        CHECK_STATUS(s, pagedllm_server_free(h));
+    }
 }
 
 static void old_and_new_callers(pagedllm_engine *engine) {
@@ -228,6 +273,7 @@ int main(int argc, char **argv) {
     frees_in_any_order(argv[1]);
     pagedllm_engine *engine = open_tiny(argv[1]);
     null_and_wrong_arguments(engine, argv[1]);
+    each_call_refuses_null_and_garbage();
     old_and_new_callers(engine);
     many_threads_on_one_stream(engine);
     many_threads_on_one_engine(engine);

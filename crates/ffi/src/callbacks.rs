@@ -155,7 +155,8 @@ mod tests {
         let lines: Vec<String> = BufReader::new(theirs).lines().map(|l| l.expect("text")).collect();
         assert_eq!(lines.len(), 2);
         let first: serde_json::Value = serde_json::from_str(&lines[0]).expect("JSON");
-        let expected = json!({"level": "warn", "target": "pagedllm_test", "message": "a \"quoted\"\nline"});
+        let expected =
+            json!({"level": "warn", "target": "pagedllm_test", "message": "a \"quoted\"\nline"});
         assert_eq!(first, expected);
         let second: serde_json::Value = serde_json::from_str(&lines[1]).expect("JSON");
         let kept = second["message"].as_str().expect("a text");

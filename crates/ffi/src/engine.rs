@@ -16,6 +16,7 @@ use crate::log::{Log, LogCallback, as_callback};
 use crate::options::Overlay;
 use crate::panic::{guard, silence};
 use crate::queue::{Queue, Ready};
+use crate::signals::with_sigpipe_blocked;
 use crate::status::{PAGEDLLM_INVALID_ARGUMENT, PAGEDLLM_LOAD_CANCELLED, PAGEDLLM_OK, Status};
 use crate::stream::{self, Source, Stream};
 
@@ -150,8 +151,9 @@ pub unsafe extern "C" fn pagedllm_engine_open(
         let overlay = Overlay::parse(caller.text(given.options, given.options_len, "options")?)?;
         let log = Log::new(given.log, given.log_data, given.log_level);
         let dispatch = log.dispatch.clone();
-        let engine =
-            tracing::dispatcher::with_default(&dispatch, || open(model, &overlay, &given, log))?;
+        let engine = tracing::dispatcher::with_default(&dispatch, || {
+            with_sigpipe_blocked(|| open(model, &overlay, &given, log))
+        })?;
         out.set(handle::new::<Engine>(engine));
         Ok(PAGEDLLM_OK)
     })
@@ -165,21 +167,29 @@ fn open(
 ) -> Result<EngineObject, Failure> {
     let (mut options, mut server_options) = (Options::new(model), ServerOptions::default());
     overlay.apply(&mut options, &mut server_options)?;
-    let mut is_cancelled = false;
-    let mut progress = |progress: LoadProgress| {
-        is_cancelled |= !goes_on(given, progress);
-        !is_cancelled
-    };
-    let opened = Llm::open(&options, &mut progress);
-    if is_cancelled {
-        return Err(Failure::new(PAGEDLLM_LOAD_CANCELLED, "the load was cancelled"));
-    }
-    let llm = opened?;
+    let llm = open_llm(&options, given)?;
     if server_options.service.served_model_names.is_empty() {
         server_options.service.served_model_names = llm.description().names();
     }
     let service = Service::new(llm, server_options.service.clone());
     Ok(EngineObject { service, server_options, log })
+}
+
+fn open_llm(options: &Options, given: &EngineOptions) -> Result<Llm, Failure> {
+    #[cfg(feature = "test-executor")]
+    if let Some(llm) = crate::test_executor::open(options)? {
+        return Ok(llm);
+    }
+    let mut is_cancelled = false;
+    let mut progress = |progress: LoadProgress| {
+        is_cancelled |= !goes_on(given, progress);
+        !is_cancelled
+    };
+    let opened = Llm::open(options, &mut progress);
+    if is_cancelled {
+        return Err(Failure::new(PAGEDLLM_LOAD_CANCELLED, "the load was cancelled"));
+    }
+    Ok(opened?)
 }
 
 fn goes_on(given: &EngineOptions, progress: LoadProgress) -> bool {
@@ -311,4 +321,87 @@ pub unsafe extern "C" fn pagedllm_engine_shutdown(
 pub unsafe extern "C" fn pagedllm_engine_free(engine: *mut Engine) -> Status {
     // SAFETY: the arguments are what the header asks for.
     guard(unsafe { Caller::new(std::ptr::null_mut()) }, |_| handle::free(engine, "engine"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::null_mut;
+
+    use pagedllm::{
+        EngineConfig, Executor, ExecutorError, ExecutorShape, ModelDescription, Parts, StepTicket,
+    };
+    use pagedllm_core::{SamplingBatch, StepInput, StepOutput};
+    use pagedllm_sim::options::shape;
+
+    use super::*;
+    use crate::event::{
+        Event, PAGEDLLM_EVENT_FINISHED, PAGEDLLM_FINISH_FAULT, pagedllm_event_free,
+    };
+    use crate::status::{PAGEDLLM_END, PAGEDLLM_ENGINE_FAILED};
+    use crate::stream::{PAGEDLLM_FOREVER, pagedllm_stream_free, pagedllm_stream_next};
+
+    struct Panics(ExecutorShape);
+
+    impl Executor for Panics {
+        fn shape(&self) -> &ExecutorShape {
+            &self.0
+        }
+        fn submit(&mut self, _: StepInput) -> StepTicket {
+            StepTicket(0)
+        }
+        fn sample(&mut self, _: &StepTicket, _: SamplingBatch) {}
+        fn wait(&mut self, _: StepTicket) -> Result<StepOutput, ExecutorError> {
+            panic!("a bug")
+        }
+    }
+
+    fn opened() -> *mut Engine {
+        silence();
+        let llm = Llm::from_parts(Parts {
+            executor: Box::new(Panics(shape(&[None], 16, 64, 100))),
+            tokenizer: None,
+            chat_template: None,
+            isolate_special_tokens: false,
+            engine: EngineConfig::default(),
+            description: ModelDescription::unnamed(Vec::new()),
+        });
+        let server_options = ServerOptions::default();
+        let service = Service::new(llm, server_options.service.clone());
+        handle::new::<Engine>(EngineObject {
+            service,
+            server_options,
+            log: Log::new(None, null_mut(), 0),
+        })
+    }
+
+    // C01.
+    #[test]
+    fn a_panic_of_the_engines_thread_is_a_fault() {
+        let engine = opened();
+        // SAFETY: all bits zero is a value, see `Filled`.
+        let mut request: Request = unsafe { std::mem::zeroed() };
+        let prompt = [1u32, 2, 3];
+        request.struct_size = size_of::<Request>();
+        (request.tokens, request.tokens_len) = (prompt.as_ptr(), prompt.len());
+        let mut stream = null_mut();
+        let mut event: *const Event = std::ptr::null();
+        // SAFETY: all pointers are valid, and each handle and event is freed once.
+        unsafe {
+            let (ready, none) = (std::ptr::null(), null_mut());
+            let status =
+                pagedllm_generate(engine, &raw const request, ready, &raw mut stream, none);
+            assert_eq!(status, PAGEDLLM_OK);
+            let next = |event: &mut *const Event| {
+                pagedllm_stream_next(stream, PAGEDLLM_FOREVER, event, null_mut())
+            };
+            assert_eq!(next(&mut event), PAGEDLLM_OK);
+            assert_eq!((*event).kind, PAGEDLLM_EVENT_FINISHED);
+            assert_eq!((*event).finish_reason, PAGEDLLM_FINISH_FAULT);
+            pagedllm_event_free(event);
+            assert_eq!(next(&mut event), PAGEDLLM_END);
+            assert_eq!(pagedllm_engine_health(engine, null_mut()), PAGEDLLM_ENGINE_FAILED);
+            assert_eq!(pagedllm_stream_free(stream), PAGEDLLM_OK);
+            assert_eq!(pagedllm_engine_free(engine), PAGEDLLM_OK);
+        }
+    }
 }

@@ -19,12 +19,18 @@
 #![allow(unsafe_code)]
 #![allow(clippy::missing_safety_doc)]
 
+// Where a panic aborts, it ends the host.
+#[cfg(panic = "abort")]
+compile_error!("the C library is built with panic = \"unwind\"");
+
 mod status;
 
 mod caller;
+mod hand_over;
 mod handle;
 mod panic;
 mod record;
+mod sync;
 
 mod callbacks;
 mod engine;
@@ -34,14 +40,17 @@ mod log;
 mod options;
 mod queue;
 mod server;
+mod signals;
 mod stream;
+#[cfg(feature = "test-executor")]
+mod test_executor;
 mod text;
 mod wake_fd;
 
 /// First number of the version of this interface: it changes when old callers would break.
 pub const PAGEDLLM_ABI_MAJOR: u32 = 1;
 /// Second number of the version of this interface: it grows when something is added.
-pub const PAGEDLLM_ABI_MINOR: u32 = 0;
+pub const PAGEDLLM_ABI_MINOR: u32 = 1;
 
 /// Writes the version of the interface that this library has. A program compiled with the header
 /// of version (major, minor) works with a library of the same major and at least its minor.

@@ -1,20 +1,19 @@
 //! One completion queue for many streams.
 
-use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::sync::Arc;
 
 use crate::caller::{Caller, invalid};
 use crate::error::{Error, Failure};
 use crate::event::Event;
+use crate::hand_over::{self, Flag, Nothing};
 use crate::handle::{self, Opaque};
 use crate::panic::guard;
 use crate::status::{
     PAGEDLLM_INTERRUPTED, PAGEDLLM_OK, PAGEDLLM_OUT_OF_RESOURCES, PAGEDLLM_TIMED_OUT,
     PAGEDLLM_UNSUPPORTED, Status,
 };
-use crate::stream::{Shared, deadline};
+use crate::stream::{Tagged, deadline};
 use crate::wake_fd::WakeFd;
 
 /// A completion queue: events of all streams that were made with it.
@@ -27,87 +26,24 @@ impl Opaque for Queue {
     const MAGIC: u32 = u32::from_le_bytes(*b"pQue");
 }
 
-/// The streams that have something to say. Each is in the list once at most, so its length is
-/// bounded by the number of streams.
-pub struct Ready {
-    state: Mutex<State>,
-    changed: Condvar,
-    fd: WakeFd,
+/// The streams of a queue that have something to say.
+pub(crate) type Ready = hand_over::Ready<Tagged, WakeFd>;
+
+impl Flag for WakeFd {
+    fn raise(&self) {
+        WakeFd::raise(self);
+    }
+
+    fn lower(&self) {
+        WakeFd::lower(self);
+    }
 }
 
-#[derive(Default)]
-struct State {
-    streams: VecDeque<Weak<Shared>>,
-    interrupted: bool,
-}
-
-impl Ready {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds a stream that is not in the list.
-    pub(crate) fn push(&self, stream: Weak<Shared>) {
-        let mut state = self.lock();
-        if state.streams.is_empty() {
-            self.fd.raise();
-        }
-        state.streams.push_back(stream);
-        drop(state);
-        self.changed.notify_one();
-    }
-
-    /// Takes the next stream that is alive.
-    fn pop(&self) -> Option<Arc<Shared>> {
-        let mut state = self.lock();
-        loop {
-            let stream = state.streams.pop_front();
-            if state.streams.is_empty() && !state.interrupted {
-                self.fd.lower();
-            }
-            match stream?.upgrade() {
-                Some(stream) => return Some(stream),
-                None => continue,
-            }
-        }
-    }
-
-    fn interrupt(&self) {
-        let mut state = self.lock();
-        state.interrupted = true;
-        self.fd.raise();
-        drop(state);
-        self.changed.notify_one();
-    }
-
-    /// Waits for a stream; a status where there is none.
-    fn wait(&self, until: Option<Instant>) -> Option<Status> {
-        let mut state = self.lock();
-        loop {
-            if !state.streams.is_empty() {
-                return None;
-            }
-            if std::mem::take(&mut state.interrupted) {
-                self.fd.lower();
-                return Some(PAGEDLLM_INTERRUPTED);
-            }
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            state = match left {
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(left) if left.is_zero() => return Some(PAGEDLLM_TIMED_OUT),
-                Some(left) => {
-                    let waited = self.changed.wait_timeout(state, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
-    }
-
-    /// Fills `events` as far as there is something, stream after stream.
-    fn collect(&self, events: &mut Vec<*const Event>, capacity: usize) {
-        while events.len() < capacity {
-            let Some(stream) = self.pop() else { return };
-            stream.collect(events, capacity);
+impl From<Nothing> for Status {
+    fn from(nothing: Nothing) -> Self {
+        match nothing {
+            Nothing::TimedOut => PAGEDLLM_TIMED_OUT,
+            Nothing::Interrupted => PAGEDLLM_INTERRUPTED,
         }
     }
 }
@@ -128,8 +64,7 @@ pub unsafe extern "C" fn pagedllm_queue_new(
             };
             Failure::new(status, format!("no file descriptor for the queue: {error}"))
         })?;
-        let ready = Ready { state: Mutex::default(), changed: Condvar::new(), fd };
-        out.set(handle::new::<Queue>(Arc::new(ready)));
+        out.set(handle::new::<Queue>(Arc::new(Ready::new(fd))));
         Ok(PAGEDLLM_OK)
     })
 }
@@ -155,18 +90,13 @@ pub unsafe extern "C" fn pagedllm_queue_poll(
         if capacity == 0 {
             return Err(invalid("capacity", "is 0"));
         }
-        let until = deadline(timeout_ms);
-        let mut taken = Vec::new();
-        loop {
-            queue.collect(&mut taken, capacity);
-            if !taken.is_empty() {
+        match queue.poll(capacity, deadline(timeout_ms)) {
+            Ok(taken) => {
                 count.set(taken.len());
                 places.set(&taken);
-                return Ok(PAGEDLLM_OK);
+                Ok(PAGEDLLM_OK)
             }
-            if let Some(status) = queue.wait(until) {
-                return Ok(status);
-            }
+            Err(nothing) => Ok(nothing.into()),
         }
     })
 }
@@ -196,7 +126,7 @@ pub unsafe extern "C" fn pagedllm_queue_fd(
     // SAFETY: the arguments are what the header asks for.
     guard(unsafe { Caller::new(error) }, |caller| {
         let queue = caller.enter(queue, "queue")?;
-        caller.out(out, "out")?.set(queue.fd.raw());
+        caller.out(out, "out")?.set(queue.flag().raw());
         Ok(PAGEDLLM_OK)
     })
 }

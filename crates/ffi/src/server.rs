@@ -7,10 +7,11 @@ use pagedllm_server::{Server as HttpServer, ServerHandle};
 
 use crate::caller::Caller;
 use crate::engine::Engine;
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::handle::{self, Opaque};
 use crate::options::Overlay;
 use crate::panic::guard;
+use crate::signals::with_sigpipe_blocked;
 use crate::status::{PAGEDLLM_OK, Status};
 use crate::text::{Text, text_record};
 
@@ -43,7 +44,8 @@ pub unsafe extern "C" fn pagedllm_server_start(
         let server = tracing::dispatcher::with_default(&engine.log.dispatch, || {
             let mut options = engine.server_options.clone();
             overlay.apply_to_server(&mut options)?;
-            Ok::<_, crate::error::Failure>(HttpServer::start(engine.llm().clone(), options)?)
+            let llm = engine.llm().clone();
+            Ok::<_, Failure>(with_sigpipe_blocked(|| HttpServer::start(llm, options))?)
         })?;
         out.set(handle::new::<Server>(server));
         Ok(PAGEDLLM_OK)

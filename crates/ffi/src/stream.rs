@@ -1,8 +1,7 @@
 //! Streams: the events of one request, pulled.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use pagedllm::{TextStream, Usage};
@@ -11,10 +10,12 @@ use pagedllm_openai::{AnswerBody, PlainAnswer, StreamAnswer};
 use crate::caller::{Caller, invalid};
 use crate::error::{Error, Failure};
 use crate::event::{Draft, Event};
+use crate::hand_over;
 use crate::handle::{self, Opaque};
 use crate::panic::guard;
 use crate::queue::Ready;
-use crate::status::{PAGEDLLM_END, PAGEDLLM_OK, PAGEDLLM_TIMED_OUT, Status};
+use crate::status::{PAGEDLLM_END, PAGEDLLM_OK, Status};
+use crate::wake_fd::WakeFd;
 
 /// A timeout that never passes.
 pub const PAGEDLLM_FOREVER: u32 = u32::MAX;
@@ -25,8 +26,29 @@ pub struct Stream {
 }
 
 impl Opaque for Stream {
-    type Object = Arc<Shared>;
+    type Object = StreamObject;
     const MAGIC: u32 = u32::from_le_bytes(*b"pStr");
+}
+
+/// What a stream's handle holds.
+pub(crate) struct StreamObject(Arc<hand_over::Feed<Tagged, WakeFd>>);
+
+/// A source whose events carry the tag of its request.
+pub(crate) struct Tagged {
+    tag: u64,
+    source: Source,
+}
+
+impl hand_over::Source for Tagged {
+    type Event = *const Event;
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<*const Event>> {
+        self.source.poll(cx).map(|draft| draft.map(|draft| draft.into_record(self.tag)))
+    }
+
+    fn end(&self) -> *const Event {
+        Draft::end(self.source.usage()).into_record(self.tag)
+    }
 }
 
 /// Where events come from.
@@ -101,144 +123,6 @@ impl Source {
     }
 }
 
-/// A stream, shared by its handle and the poll of its queue.
-pub struct Shared {
-    tag: u64,
-    source: Mutex<Source>,
-    signal: Arc<Signal>,
-    /// Whether the queue was told that the stream has ended.
-    end_was_told: AtomicBool,
-}
-
-/// Tells readers that there may be something. It does not hold the stream, since the stream's
-/// source holds it.
-struct Signal {
-    wakes: Mutex<u64>,
-    changed: Condvar,
-    queue: Option<Link>,
-}
-
-struct Link {
-    ready: Arc<Ready>,
-    stream: Weak<Shared>,
-    is_listed: AtomicBool,
-}
-
-impl Link {
-    /// Lists the stream, unless it is.
-    fn list(&self) {
-        if !self.is_listed.swap(true, Ordering::AcqRel) {
-            self.ready.push(Weak::clone(&self.stream));
-        }
-    }
-}
-
-impl Signal {
-    fn lock(&self) -> MutexGuard<'_, u64> {
-        self.wakes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for a wake after the `seen`-th; false when the time is up.
-    fn wait(&self, seen: u64, until: Option<Instant>) -> bool {
-        let mut wakes = self.lock();
-        while *wakes == seen {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            wakes = match left {
-                None => self.changed.wait(wakes).unwrap_or_else(PoisonError::into_inner),
-                Some(left) if left.is_zero() => return false,
-                Some(left) => {
-                    let waited = self.changed.wait_timeout(wakes, left);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
-        true
-    }
-}
-
-impl Wake for Signal {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        *self.lock() += 1;
-        self.changed.notify_all();
-        if let Some(link) = &self.queue {
-            link.list();
-        }
-    }
-}
-
-impl Shared {
-    fn new(source: Source, tag: u64, queue: Option<Arc<Ready>>) -> Arc<Self> {
-        let shared = Arc::new_cyclic(|stream| Self {
-            tag,
-            source: Mutex::new(source),
-            signal: Arc::new(Signal {
-                wakes: Mutex::new(0),
-                changed: Condvar::new(),
-                queue: queue.map(|ready| Link {
-                    ready,
-                    stream: Weak::clone(stream),
-                    is_listed: AtomicBool::new(false),
-                }),
-            }),
-            end_was_told: AtomicBool::new(false),
-        });
-        // The queue's first poll of the stream leaves the waker behind.
-        if let Some(link) = &shared.signal.queue {
-            link.list();
-        }
-        shared
-    }
-
-    fn source(&self) -> MutexGuard<'_, Source> {
-        self.source.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn poll(&self) -> Poll<Option<Draft>> {
-        let waker = Waker::from(Arc::clone(&self.signal));
-        self.source().poll(&mut Context::from_waker(&waker))
-    }
-
-    /// Waits for the next event; `None` at the end.
-    fn next(&self, until: Option<Instant>) -> Result<Option<Draft>, Status> {
-        loop {
-            let seen = *self.signal.lock();
-            if let Poll::Ready(event) = self.poll() {
-                return Ok(event);
-            }
-            if !self.signal.wait(seen, until) {
-                return Err(PAGEDLLM_TIMED_OUT);
-            }
-        }
-    }
-
-    /// Moves events into the answer of a poll of the queue, up to `capacity` in all.
-    pub(crate) fn collect(&self, events: &mut Vec<*const Event>, capacity: usize) {
-        let Some(link) = &self.signal.queue else { return };
-        // From here on a wake lists the stream again.
-        link.is_listed.store(false, Ordering::Release);
-        loop {
-            if events.len() >= capacity {
-                return link.list();
-            }
-            match self.poll() {
-                Poll::Pending => return,
-                Poll::Ready(Some(draft)) => events.push(draft.into_record(self.tag)),
-                Poll::Ready(None) => {
-                    if !self.end_was_told.swap(true, Ordering::AcqRel) {
-                        let usage = self.source().usage();
-                        events.push(Draft::end(usage).into_record(self.tag));
-                    }
-                    return;
-                }
-            }
-        }
-    }
-}
-
 /// When a timeout passes; `None` is never.
 pub(crate) fn deadline(timeout_ms: u32) -> Option<Instant> {
     if timeout_ms == PAGEDLLM_FOREVER {
@@ -249,7 +133,7 @@ pub(crate) fn deadline(timeout_ms: u32) -> Option<Instant> {
 
 /// Makes a stream; with a queue its events go there.
 pub(crate) fn open(source: Source, tag: u64, queue: Option<Arc<Ready>>) -> *mut Stream {
-    handle::new::<Stream>(Shared::new(source, tag, queue))
+    handle::new::<Stream>(StreamObject(hand_over::Feed::new(Tagged { tag, source }, queue)))
 }
 
 /// Waits for the next event, for timeout_ms at most (0 does not wait, PAGEDLLM_FOREVER waits
@@ -267,14 +151,14 @@ pub unsafe extern "C" fn pagedllm_stream_next(
     guard(unsafe { Caller::new(error) }, |caller| {
         let stream = caller.enter(stream, "stream")?;
         let out = caller.out(out, "out")?;
-        if stream.signal.queue.is_some() {
+        if stream.0.is_on_a_list() {
             return Err(invalid("stream", "belongs to a completion queue; poll that"));
         }
-        Ok(match stream.next(deadline(timeout_ms)) {
-            Err(status) => status,
+        Ok(match stream.0.next(deadline(timeout_ms)) {
+            Err(nothing) => nothing.into(),
             Ok(None) => PAGEDLLM_END,
-            Ok(Some(draft)) => {
-                out.set(draft.into_record(stream.tag));
+            Ok(Some(event)) => {
+                out.set(event);
                 PAGEDLLM_OK
             }
         })
@@ -292,8 +176,7 @@ pub unsafe extern "C" fn pagedllm_stream_cancel(
     // SAFETY: the arguments are what the header asks for.
     guard(unsafe { Caller::new(error) }, |caller| {
         let stream = caller.enter(stream, "stream")?;
-        stream.source().cancel();
-        stream.signal.wake_by_ref();
+        stream.0.change(|tagged| tagged.source.cancel());
         Ok(PAGEDLLM_OK)
     })
 }

@@ -6,7 +6,7 @@ use pagedllm::{EngineStats, ModelDescription};
 use serde_json::{Value, json};
 
 use crate::caller::{Caller, free_record};
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineObject};
 use crate::error::{Error, Failure};
 use crate::panic::guard;
 use crate::record::{self, Public, with_nul};
@@ -49,6 +49,25 @@ pub(crate) fn text_record(text: String) -> *const Text {
     record::new(with_nul(text), |bytes: &Vec<u8>| Text {
         data: bytes.as_ptr().cast(),
         len: bytes.len() - 1,
+    })
+}
+
+/// Runs an export that makes a text of an engine.
+///
+/// # Safety
+/// The arguments are what the header asks for.
+unsafe fn text_of(
+    engine: *const Engine,
+    out: *mut *const Text,
+    error: *mut *const Error,
+    make: impl FnOnce(&Caller, &EngineObject) -> Result<String, Failure>,
+) -> Status {
+    // SAFETY: as for this function.
+    guard(unsafe { Caller::new(error) }, |caller| {
+        let engine = caller.enter(engine, "engine")?;
+        let out = caller.out(out, "out")?;
+        out.set(text_record(make(caller, &engine)?));
+        Ok(PAGEDLLM_OK)
     })
 }
 
@@ -99,19 +118,17 @@ pub unsafe extern "C" fn pagedllm_detokenize(
     out: *mut *const Text,
     error: *mut *const Error,
 ) -> Status {
-    // SAFETY: the arguments are what the header asks for.
-    guard(unsafe { Caller::new(error) }, |caller| {
-        let engine = caller.enter(engine, "engine")?;
-        let out = caller.out(out, "out")?;
+    let make = |caller: &Caller, engine: &EngineObject| {
         let tokens = caller.slice(tokens, tokens_len, "tokens")?;
         let vocab_size = engine.llm().description().vocab_size;
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab_size) {
             let message = format!("token id {token} is outside the vocabulary of {vocab_size}");
             return Err(Failure::new(PAGEDLLM_INVALID_ARGUMENT, message).about("tokens"));
         }
-        out.set(text_record(engine.llm().decode(tokens, skip_special_tokens != 0)?));
-        Ok(PAGEDLLM_OK)
-    })
+        Ok(engine.llm().decode(tokens, skip_special_tokens != 0)?)
+    };
+    // SAFETY: the arguments are what the header asks for.
+    unsafe { text_of(engine, out, error, make) }
 }
 
 /// The prompt of a conversation (JSON, as in pagedllm_request), as the model's template writes it.
@@ -123,14 +140,11 @@ pub unsafe extern "C" fn pagedllm_render_chat(
     out: *mut *const Text,
     error: *mut *const Error,
 ) -> Status {
+    let make = |caller: &Caller, engine: &EngineObject| {
+        Ok(engine.service.render_chat(caller.text(chat, chat_len, "chat")?)?)
+    };
     // SAFETY: the arguments are what the header asks for.
-    guard(unsafe { Caller::new(error) }, |caller| {
-        let engine = caller.enter(engine, "engine")?;
-        let out = caller.out(out, "out")?;
-        let chat = caller.text(chat, chat_len, "chat")?;
-        out.set(text_record(engine.service.render_chat(chat)?));
-        Ok(PAGEDLLM_OK)
-    })
+    unsafe { text_of(engine, out, error, make) }
 }
 
 /// What was loaded, as a JSON object; names may be added to it.
@@ -140,17 +154,14 @@ pub unsafe extern "C" fn pagedllm_engine_info(
     out: *mut *const Text,
     error: *mut *const Error,
 ) -> Status {
+    let make = |_: &Caller, engine: &EngineObject| {
+        Ok(described(engine.llm().description(), engine.service.model_names()).to_string())
+    };
     // SAFETY: the arguments are what the header asks for.
-    guard(unsafe { Caller::new(error) }, |caller| {
-        let engine = caller.enter(engine, "engine")?;
-        let out = caller.out(out, "out")?;
-        let info = info(engine.llm().description(), engine.service.model_names());
-        out.set(text_record(info.to_string()));
-        Ok(PAGEDLLM_OK)
-    })
+    unsafe { text_of(engine, out, error, make) }
 }
 
-fn info(model: &ModelDescription, names: &[String]) -> Value {
+fn described(model: &ModelDescription, names: &[String]) -> Value {
     json!({
         "names": names,
         "architecture": model.architecture,
@@ -176,23 +187,19 @@ pub unsafe extern "C" fn pagedllm_engine_metrics(
     out: *mut *const Text,
     error: *mut *const Error,
 ) -> Status {
+    let make = |_: &Caller, engine: &EngineObject| match format {
+        PAGEDLLM_METRICS_PROMETHEUS => Ok(pagedllm_server::engine_metrics(&engine.service)),
+        PAGEDLLM_METRICS_JSON => Ok(counted(&engine.service.stats()).to_string()),
+        other => {
+            let message = format!("format {other} is unknown");
+            Err(Failure::new(PAGEDLLM_INVALID_ARGUMENT, message).about("format"))
+        }
+    };
     // SAFETY: the arguments are what the header asks for.
-    guard(unsafe { Caller::new(error) }, |caller| {
-        let engine = caller.enter(engine, "engine")?;
-        let out = caller.out(out, "out")?;
-        out.set(text_record(match format {
-            PAGEDLLM_METRICS_PROMETHEUS => pagedllm_server::engine_metrics(&engine.service),
-            PAGEDLLM_METRICS_JSON => metrics(&engine.service.stats()).to_string(),
-            other => {
-                let message = format!("format {other} is unknown");
-                return Err(Failure::new(PAGEDLLM_INVALID_ARGUMENT, message).about("format"));
-            }
-        }));
-        Ok(PAGEDLLM_OK)
-    })
+    unsafe { text_of(engine, out, error, make) }
 }
 
-fn metrics(stats: &EngineStats) -> Value {
+fn counted(stats: &EngineStats) -> Value {
     json!({
         "num_running": stats.num_running,
         "num_waiting": stats.num_waiting,

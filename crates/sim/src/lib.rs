@@ -7,6 +7,7 @@
 
 pub mod fake_executor;
 pub mod host;
+pub mod instant;
 pub mod model;
 pub mod options;
 pub mod random;
