@@ -1,11 +1,14 @@
 //! Tasks of the repository: `cargo xtask COMMAND`. Each command is a file.
 #![allow(clippy::print_stdout)]
 
+mod abi;
 mod bindings;
 mod ci;
 mod cuda_toolkit;
+mod debian;
 mod demo;
 mod device_pack;
+mod dist;
 mod gguf_cut;
 mod golden;
 mod models;
@@ -13,6 +16,7 @@ mod shell;
 mod snippets;
 mod test;
 mod tidy;
+mod zig;
 
 use anyhow::{Result, bail};
 
@@ -22,6 +26,9 @@ Usage: cargo xtask COMMAND
   demo          build, fetch a small real model, serve it, and show an answer
   test          fetch what the tests need, then run all of them
   ci            everything that CI runs, with the time of each stage
+  abi           describe the C interface as JSON and Zig, and refuse what would break programs
+  dist [--cuda] [--checked]
+                build, strip and pack library and program, and try the package
   bindings      the tests of the Go, Node and Python bindings, and those of C and C++ beside them
   snippets      write the files that documents show into them
   tidy          layers, file lengths, unsafe, words that do not belong, licences
@@ -41,6 +48,8 @@ fn main() -> Result<()> {
         Some("demo") => demo::run(),
         Some("test") => test::run(),
         Some("ci") => ci::run(),
+        Some("abi") => abi::run(&args[1..]),
+        Some("dist") => dist::run(&args[1..]),
         Some("bindings") => bindings::run(),
         Some("snippets") => snippets::run(),
         Some("tidy") => tidy::run(),

@@ -2,12 +2,11 @@
 
 use anyhow::Result;
 
-use crate::bindings;
-use crate::models;
 use crate::shell::{built, command, run as run_command};
+use crate::{bindings, dist, models, zig};
 
-/// Fetches the models, then runs the tests of all crates, the simulator, the bindings and the
-/// clients.
+/// Fetches the models, then runs the tests of all crates, the simulator, the bindings, the clients
+/// and the package.
 pub fn run() -> Result<()> {
     let model = models::smollm2()?;
     models::tokenizers()?;
@@ -17,12 +16,14 @@ pub fn run() -> Result<()> {
     )?;
     simulate("1000")?;
     bindings::run()?;
+    zig::check(&built("checked"))?;
     run_command(&mut command("cargo build --profile checked --package pagedllm-cli"))?;
     run_command(
         command("bash tests/clients/run.sh --quick")
             .env("PAGEDLLM_BIN", built("checked").join("pagedllm"))
             .env("MODEL_PATH", &model),
-    )
+    )?;
+    dist::run(&["--checked".to_owned()])
 }
 
 /// Runs the serving simulator over `seeds` seeds.

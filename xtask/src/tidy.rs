@@ -27,7 +27,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("pagedllm", &["engine", "executor", "tokenizer", "checkpoint", "core"]),
     ("openai", &["pagedllm", "core"]),
     ("server", &["openai", "pagedllm"]),
-    ("ffi", &["server", "openai", "pagedllm"]),
+    // `sim` only with the feature test-executor, which no shipped library has.
+    ("ffi", &["server", "openai", "pagedllm", "sim"]),
     ("cli", &["server", "openai", "pagedllm"]),
     ("sim", &["engine", "scheduler", "kv", "core"]),
     ("xtask", &[]),
