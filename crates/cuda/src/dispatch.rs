@@ -31,17 +31,22 @@ pub(crate) struct AttentionKernels {
     pub prefill_shared: usize,
     /// Rows (token, head of a group) of a prefill block.
     pub prefill_rows: usize,
+    /// Whether the prefill kernel is the one for Hopper: its blocks, one a multiprocessor, share
+    /// all items, and it takes maps of the cache.
+    pub is_hopper_prefill: bool,
     /// Query heads that one decode block takes.
     pub decode_heads: Option<usize>,
 }
 
 /// The kernels for activations of `dtype`, a cache of `kv_dtype` heads of
-/// `head_dim` and `heads_per_kv` query heads for each kv head.
+/// `head_dim` and `heads_per_kv` query heads for each kv head. `has_hopper` says whether the device
+/// is a Hopper and its kernels were built.
 pub(crate) fn attention(
     dtype: DType,
     kv_dtype: DType,
     head_dim: usize,
     heads_per_kv: usize,
+    has_hopper: bool,
 ) -> AttentionKernels {
     let is_16_bit = dtype == kv_dtype && dtype.size() == 2;
     let prefill_rows = if head_dim > 128 { 64 } else { 128 };
@@ -49,7 +54,7 @@ pub(crate) fn attention(
         let name = suffix(dtype);
         let row = head_dim * 2 + 16;
         let tile = if head_dim > 64 { 32 } else { 64 };
-        return AttentionKernels {
+        let kernels = AttentionKernels {
             decode: format!("paged_attention_decode_{name}_d{head_dim}"),
             prefill: format!("paged_attention_prefill_{name}_d{head_dim}"),
             decode_threads: 128,
@@ -59,8 +64,10 @@ pub(crate) fn attention(
             // 2 tiles of keys and values, and the queries.
             prefill_shared: (2 * 2 * tile + prefill_rows) * row,
             prefill_rows,
+            is_hopper_prefill: false,
             decode_heads: Some(16),
         };
+        return if has_hopper { with_hopper_prefill(kernels, name, head_dim) } else { kernels };
     }
     let name = format!("{}_{}", suffix(dtype), suffix(kv_dtype));
     AttentionKernels {
@@ -71,7 +78,28 @@ pub(crate) fn attention(
         prefill_threads: 128,
         prefill_shared: 0,
         prefill_rows: 16,
+        is_hopper_prefill: false,
         decode_heads: None,
+    }
+}
+
+/// Replaces the prefill kernel where Hopper has one of its own.
+fn with_hopper_prefill(kernels: AttentionKernels, name: &str, head_dim: usize) -> AttentionKernels {
+    // Warpgroups that multiply, and tiles of 128 positions in each ring.
+    let (warpgroups, stages) = match head_dim {
+        64 => (3, 4),
+        128 => (2, 2),
+        _ => return kernels,
+    };
+    let row = head_dim * 2;
+    AttentionKernels {
+        prefill: format!("paged_attention_prefill_sm90_{name}_d{head_dim}"),
+        prefill_threads: (warpgroups + 1) * 128,
+        // The queries, the rings of keys and values, and the barriers.
+        prefill_shared: (warpgroups * 64 + 2 * stages * 128) * row + 8 * (4 * stages + 2),
+        prefill_rows: warpgroups * 64,
+        is_hopper_prefill: true,
+        ..kernels
     }
 }
 
@@ -96,16 +124,37 @@ mod tests {
 
     #[test]
     fn sixteen_bit_heads_of_known_width_take_the_tensor_cores() {
-        let kernels = attention(DType::BF16, DType::BF16, 128, 4);
+        let kernels = attention(DType::BF16, DType::BF16, 128, 4, false);
         assert_eq!(kernels.decode, "paged_attention_decode_bf16_d128");
         assert_eq!(kernels.decode_shared, 69_632);
         assert_eq!(kernels.prefill_rows, 128);
-        assert_eq!(attention(DType::F16, DType::F16, 256, 1).prefill_rows, 64);
-        let generic = attention(DType::F32, DType::F32, 128, 4);
+        assert_eq!(attention(DType::F16, DType::F16, 256, 1, false).prefill_rows, 64);
+        let generic = attention(DType::F32, DType::F32, 128, 4, false);
         assert_eq!(generic.decode, "paged_attention_decode_generic_f32_f32");
-        let mixed = attention(DType::BF16, DType::F16, 64, 4);
+        let mixed = attention(DType::BF16, DType::F16, 64, 4, false);
         assert_eq!(mixed.prefill, "paged_attention_prefill_generic_bf16_f16");
-        assert!(attention(DType::F16, DType::F16, 80, 4).decode.contains("generic"));
+        assert!(attention(DType::F16, DType::F16, 80, 4, false).decode.contains("generic"));
+    }
+
+    #[test]
+    fn hopper_has_its_own_prefill_for_some_widths() {
+        let kernels = attention(DType::BF16, DType::BF16, 128, 4, true);
+        assert!(kernels.is_hopper_prefill);
+        assert_eq!(kernels.prefill, "paged_attention_prefill_sm90_bf16_d128");
+        assert_eq!((kernels.prefill_rows, kernels.prefill_threads), (128, 384));
+        assert_eq!(kernels.prefill_shared, 163_920);
+        assert_eq!(kernels.decode, "paged_attention_decode_bf16_d128");
+        let narrow = attention(DType::F16, DType::F16, 64, 8, true);
+        assert_eq!((narrow.prefill_rows, narrow.prefill_threads), (192, 512));
+        assert_eq!(narrow.prefill_shared, 155_792);
+        for (dtype, head_dim) in [(DType::BF16, 96), (DType::F16, 256), (DType::F32, 128)] {
+            assert_eq!(
+                attention(dtype, dtype, head_dim, 4, true),
+                attention(dtype, dtype, head_dim, 4, false)
+            );
+        }
+        // Shared memory of a Hopper's block.
+        assert!(kernels.prefill_shared.max(narrow.prefill_shared) <= 227 * 1024);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use pagedllm_backend::DeviceError;
 use pagedllm_core::KvGroup;
 
 use crate::device::{Device, DeviceBuffer};
+use crate::launch::tensor_map::TensorMap;
 
 /// The KV cache.
 #[derive(Debug)]
@@ -25,6 +26,8 @@ pub(crate) struct Group {
     pub plane_bytes: usize,
     pub block_bytes: usize,
     pub block_size: usize,
+    /// The planes as a Hopper's tensor copies see them, where it copies from them.
+    maps: Vec<TensorMap>,
 }
 
 impl KvCache {
@@ -40,7 +43,19 @@ impl KvCache {
             let plane_bytes = num_blocks * block_bytes;
             let buffer = DeviceBuffer::new(device, planes * plane_bytes, "the KV cache")?;
             let block_size = layout.block_size;
-            Ok(Group { buffer, planes, plane_bytes, block_bytes, block_size })
+            let mut group =
+                Group { buffer, planes, plane_bytes, block_bytes, block_size, maps: Vec::new() };
+            if device.capability == 90 && TensorMap::fits(layout.dtype, layout.head_dim, block_size)
+            {
+                let rows = num_blocks * layout.num_kv_heads * block_size;
+                group.maps = (0..planes)
+                    .map(|plane| {
+                        let address = group.buffer.address() + (plane * plane_bytes) as u64;
+                        TensorMap::new(address, rows, layout.head_dim, layout.dtype)
+                    })
+                    .collect::<Result<_, _>>()?;
+            }
+            Ok(group)
         };
         Ok(Self { groups: groups.iter().map(make).collect::<Result<_, _>>()? })
     }
@@ -54,5 +69,9 @@ impl Group {
     /// Address of its values.
     pub fn values(&self, layer: usize) -> u64 {
         self.keys(layer) + self.plane_bytes as u64
+    }
+    /// Maps of its keys and values; without meaning where there are none.
+    pub fn maps(&self, layer: usize) -> [TensorMap; 2] {
+        [2 * layer, 2 * layer + 1].map(|plane| self.maps.get(plane).copied().unwrap_or_default())
     }
 }

@@ -5,6 +5,7 @@
 // (weights, workspace, step inputs), which the stream's order keeps valid.
 
 pub(crate) mod blas;
+pub(crate) mod tensor_map;
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;

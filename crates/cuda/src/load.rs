@@ -150,7 +150,10 @@ impl CudaBackend {
         }
         let (dtype, kv_dtype) = (self.options.dtype, self.options.kv_dtype);
         let heads_per_kv = spec.num_heads / spec.num_kv_heads;
-        let kernels = dispatch::attention(dtype, kv_dtype, spec.head_dim, heads_per_kv);
+        // Code for plain sm_90 lacks them.
+        let has_hopper = self.device.capability == 90
+            && self.kernels.get("paged_attention_prefill_sm90_bf16_d128").is_ok();
+        let kernels = dispatch::attention(dtype, kv_dtype, spec.head_dim, heads_per_kv, has_hopper);
         let decode = self.kernels.get(&kernels.decode)?;
         let prefill = self.kernels.get(&kernels.prefill)?;
         decode.allow_shared(kernels.decode_shared)?;

@@ -503,12 +503,24 @@ impl CudaBackend {
         };
         self.issue(attention.decode, shape, &[Arg::Struct(bytemuck::bytes_of(&params))]);
         params.items = area.prefill_items;
-        let shape = Shape {
-            grid: [items.prefill_items, y, 1],
-            threads: kernels.prefill_threads,
-            shared: kernels.prefill_shared,
+        let num_items = items.prefill_items;
+        let grid = if kernels.is_hopper_prefill {
+            [(num_items * y).min(self.device.num_sms), 1, 1]
+        } else {
+            [num_items, y, 1]
         };
-        self.issue(attention.prefill, shape, &[Arg::Struct(bytemuck::bytes_of(&params))]);
+        let shape =
+            Shape { grid, threads: kernels.prefill_threads, shared: kernels.prefill_shared };
+        let maps = cache.maps(spec.layer_in_group);
+        // Only Hopper's kernel takes more than the first.
+        let args = [
+            Arg::Struct(bytemuck::bytes_of(&params)),
+            Arg::Struct(bytemuck::bytes_of(&maps[0])),
+            Arg::Struct(bytemuck::bytes_of(&maps[1])),
+            Arg::U32(num_items as u32),
+        ];
+        let taken = if kernels.is_hopper_prefill { args.len() } else { 1 };
+        self.issue(attention.prefill, shape, &args[..taken]);
         out
     }
 

@@ -8,7 +8,6 @@ use crate::attention::{AttentionSpec, Rope};
 use crate::backend::{Backend, WorkspaceSpec};
 use crate::reference::{Matrix, Reference};
 
-const BLOCK: usize = 16;
 const VOCAB: usize = 50;
 const MAX_TOKENS: usize = 256;
 
@@ -22,6 +21,7 @@ struct Kind {
     rope_dim: Option<usize>,
     qk_norm: bool,
     sinks: bool,
+    block_size: usize,
 }
 
 const PLAIN: Kind = Kind {
@@ -33,9 +33,10 @@ const PLAIN: Kind = Kind {
     rope_dim: Some(usize::MAX),
     qk_norm: false,
     sinks: false,
+    block_size: 16,
 };
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 10] = [
     PLAIN,
     Kind { name: "one kv head", num_heads: 9, num_kv_heads: 1, ..PLAIN },
     Kind { name: "groups of three", num_heads: 9, num_kv_heads: 3, ..PLAIN },
@@ -44,6 +45,14 @@ const KINDS: [Kind; 8] = [
     Kind { name: "soft cap, partial rope", soft_cap: Some(2.0), rope_dim: Some(32), ..PLAIN },
     Kind { name: "q and k norms", qk_norm: true, ..PLAIN },
     Kind { name: "sinks", sinks: true, ..PLAIN },
+    Kind { name: "blocks of 20", block_size: 20, ..PLAIN },
+    Kind {
+        name: "wide window, blocks of 32",
+        num_heads: 8,
+        window: Some(300),
+        block_size: 32,
+        ..PLAIN
+    },
 ];
 
 struct Pair<B: Backend> {
@@ -89,14 +98,19 @@ fn pair<B: Probe>(
         max_num_seqs: 8,
         max_logit_rows: 8,
         max_model_len: 2048,
-        block_size: BLOCK,
+        block_size: kind.block_size,
         vocab_size: VOCAB,
         hidden_size: 64,
         max_cols: spec.qkv_cols(),
     };
     let group = |dtype: DType| KvGroup {
         layers: vec![0, 1],
-        layout: KvLayout { block_size: BLOCK, num_kv_heads: kind.num_kv_heads, head_dim, dtype },
+        layout: KvLayout {
+            block_size: kind.block_size,
+            num_kv_heads: kind.num_kv_heads,
+            head_dim,
+            dtype,
+        },
         window: kind.window,
     };
     let q_norm = kind.qk_norm.then(|| random.weight(WeightFormat::F32, 1, head_dim));
@@ -151,7 +165,8 @@ pub fn ragged<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
     for &head_dim in &claims.head_dims {
         for kind in &KINDS {
             let mut random = Random::new(claims.seed + head_dim as u64);
-            let (mut world, num_blocks) = World::new(&mut random, &[1100, 40, 17, 1], BLOCK);
+            let (mut world, num_blocks) =
+                World::new(&mut random, &[1100, 40, 17, 1], kind.block_size);
             let mut pair = pair(make, claims, kind, head_dim, num_blocks, &mut random);
             let steps: [&[(usize, usize)]; 8] = [
                 &[(0, 200), (1, 16)],
@@ -178,7 +193,7 @@ pub fn ragged<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
 /// A step that copies a block first reads what the source held.
 pub fn block_copies<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
     let mut random = Random::new(claims.seed + 5);
-    let (mut world, num_blocks) = World::new(&mut random, &[60, 60], BLOCK);
+    let (mut world, num_blocks) = World::new(&mut random, &[60, 60], PLAIN.block_size);
     let mut pair = pair(make, claims, &PLAIN, claims.head_dims[0], num_blocks, &mut random);
     let first = world.step(&mut random, &[(0, 40)], VOCAB);
     pair.run(&first, &mut random, true, claims, "before the copy");
