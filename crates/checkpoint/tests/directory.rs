@@ -293,3 +293,32 @@ fn tensors_that_are_no_weights_are_refused_when_asked_for() {
         ));
     }
 }
+
+#[test]
+fn a_configuration_alone_opens_as_a_dummy() {
+    let directory = directory(&[]);
+    refused(directory.path(), "has no .safetensors");
+    for path in [directory.path().to_owned(), directory.path().join("config.json")] {
+        let dummy = Checkpoint::open_dummy(&path).expect("it has a configuration");
+        assert!(dummy.is_dummy() && dummy.format() == CheckpointFormat::Dummy);
+        assert_eq!((dummy.config().hidden_size, dummy.config().vocab_size), (32, 8));
+        assert_eq!(dummy.config().eos_token_ids, [5, 6]);
+        assert_eq!((dummy.names().count(), dummy.total_bytes()), (0, 0));
+        assert!(dummy.tensor("model.embed_tokens.weight").is_err());
+        assert!(!dummy.contains("model.layers.0.self_attn.q_proj.bias"));
+    }
+    let biased =
+        TINY_CONFIG.replace("\"hidden_size\"", "\"attention_bias\": true, \"hidden_size\"");
+    write(directory.path(), "config.json", biased);
+    let dummy = Checkpoint::open_dummy(directory.path()).expect("it has a configuration");
+    assert!(dummy.contains("model.layers.0.self_attn.q_proj.bias"));
+    assert!(!dummy.contains("model.layers.0.mlp.down_proj.bias"));
+    assert!(!dummy.contains("model.layers.0.self_attn.q_proj.weight"));
+    fs::remove_file(directory.path().join("config.json")).expect("removed");
+    assert!(Checkpoint::open_dummy(directory.path()).is_err());
+    assert!(Checkpoint::open_dummy(Path::new("/no/such/model")).is_err());
+    // Weight files need not be read, only what describes them.
+    write(directory.path(), "model.gguf", tiny_gguf("llama").build());
+    let dummy = Checkpoint::open_dummy(directory.path()).expect("a GGUF describes itself");
+    assert!(dummy.is_dummy() && dummy.names().count() == 0);
+}

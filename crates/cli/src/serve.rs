@@ -43,6 +43,8 @@ pub(crate) fn main(matches: &ArgMatches) -> anyhow::Result<()> {
     let warns = server.api_keys.is_empty() && !is_loopback(&server);
     let host = server.host.clone();
     let uds = server.uds.clone();
+    // Before anybody is told that the server is there, and may end it.
+    let signals = Signals::new()?;
     let handle = Server::start(llm, server)?;
     if warns {
         tracing::warn!("no API key is set and {host} is not loopback: anyone may use the model");
@@ -51,7 +53,7 @@ pub(crate) fn main(matches: &ArgMatches) -> anyhow::Result<()> {
         (Some(address), _) => tracing::info!("listening on http://{address}"),
         (None, path) => tracing::info!("listening on {}", path.unwrap_or_default().display()),
     }
-    wait_for_the_end(handle, shutdown_timeout)
+    signals.wait_for_the_end(handle, shutdown_timeout)
 }
 
 /// Finds a taken port before the model is loaded, which can take long.
@@ -73,28 +75,44 @@ fn is_loopback(options: &ServerOptions) -> bool {
         || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// SIGTERM or SIGINT drains; a second one ends at once.
-fn wait_for_the_end(handle: ServerHandle, timeout: Duration) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        next_of(&mut terminate, &mut interrupt).await;
-        tracing::info!("stopping: running requests have {timeout:?} to end");
-        let handle = Arc::new(handle);
-        let mut stopped = stop(&handle, timeout);
-        tokio::select! {
-            _ = &mut stopped => return Ok(()),
-            () = next_of(&mut terminate, &mut interrupt) => {}
-        }
-        tracing::info!("stopping now");
-        let at_once = stop(&handle, Duration::ZERO);
-        let both = async { (stopped.await, at_once.await) };
-        if tokio::time::timeout(IMPATIENCE, both).await.is_err() {
-            anyhow::bail!("the engine did not stop within {IMPATIENCE:?}");
-        }
-        Ok(())
-    })
+/// The signals that end the server, from when it was made.
+struct Signals {
+    runtime: tokio::runtime::Runtime,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let entered = runtime.enter();
+        let (terminate, interrupt) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        drop(entered);
+        Ok(Self { runtime, terminate, interrupt })
+    }
+
+    /// SIGTERM or SIGINT drains; a second one ends at once.
+    fn wait_for_the_end(self, handle: ServerHandle, timeout: Duration) -> anyhow::Result<()> {
+        let Self { runtime, mut terminate, mut interrupt } = self;
+        runtime.block_on(async {
+            next_of(&mut terminate, &mut interrupt).await;
+            tracing::info!("stopping: running requests have {timeout:?} to end");
+            let handle = Arc::new(handle);
+            let mut stopped = stop(&handle, timeout);
+            tokio::select! {
+                _ = &mut stopped => return Ok(()),
+                () = next_of(&mut terminate, &mut interrupt) => {}
+            }
+            tracing::info!("stopping now");
+            let at_once = stop(&handle, Duration::ZERO);
+            let both = async { (stopped.await, at_once.await) };
+            if tokio::time::timeout(IMPATIENCE, both).await.is_err() {
+                anyhow::bail!("the engine did not stop within {IMPATIENCE:?}");
+            }
+            Ok(())
+        })
+    }
 }
 
 fn stop(handle: &Arc<ServerHandle>, timeout: Duration) -> tokio::task::JoinHandle<()> {

@@ -299,3 +299,45 @@ fn inspect_and_bench_report_as_json() {
     assert_eq!(result["total_output_tokens"], 20);
     assert_eq!(served.terminate(), Some(0));
 }
+
+#[test]
+fn made_up_weights_are_served_without_a_tokenizer() {
+    let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/shapes/tiny");
+    let dummy = ["--load-format", "dummy", "--skip-tokenizer-init", "--device", "cpu"];
+    let address = ["--host", "127.0.0.1", "--port", "0"];
+    let ask = || {
+        let served = Served::start(program(&[&["serve", shape][..], &dummy, &address].concat()));
+        assert!(served.log.contains("KV cache"), "{}", served.log);
+        let body = r#"{"prompt": [1, 2, 3], "max_tokens": 8, "ignore_eos": true, "temperature": 0,
+            "return_token_ids": true}"#;
+        let answer = served.ask("/v1/completions", "", body);
+        let answer: serde_json::Value =
+            serde_json::from_str(answer.split("\r\n\r\n").last().expect("a body")).expect("JSON");
+        let path = file("random.json", "");
+        let path = path.to_str().expect("text");
+        let url = format!("http://{}", served.address);
+        for stream in ["--stream=true", "--stream=false"] {
+            let load = ["bench", "serve", "--base-url", &url, "--token-ids", stream];
+            let sizes = ["--num-prompts", "6", "--random-input-len", "2..9"];
+            let more = ["--random-output-len", "4", "--random-prefix-len", "32"];
+            let output = ["--max-concurrency", "3", "--output-json", path];
+            let done = run(&[&load[..], &sizes, &more, &output].concat());
+            assert!(done.status.success(), "{done:?}");
+            let result: serde_json::Value =
+                serde_json::from_str(&std::fs::read_to_string(path).expect("a file"))
+                    .expect("JSON");
+            assert_eq!((&result["completed"], &result["failed"]), (&6.into(), &0.into()));
+            assert_eq!(result["total_output_tokens"], 24);
+            assert_eq!(result["median_ttft_ms"].is_null(), stream == "--stream=false");
+        }
+        let metrics = served.ask("/metrics", "", "");
+        assert!(!metrics.contains("gpu_memory"), "there is no GPU in use");
+        assert_eq!(served.terminate(), Some(0));
+        answer["choices"][0]["token_ids"].clone()
+    };
+    let first = ask();
+    assert_eq!(first.as_array().map(Vec::len), Some(8), "{first}");
+    assert_eq!(ask(), first, "the weights are the same in every run");
+    let needs_ids = failure(&["bench", "latency", shape, "--load-format", "dummy"]);
+    assert!(needs_ids.contains("skip-tokenizer-init"), "{needs_ids}");
+}

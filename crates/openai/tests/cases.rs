@@ -841,6 +841,31 @@ fn tokens_can_be_returned_as_ids() {
 }
 
 #[test]
+fn tokens_stream_one_by_one_where_there_is_no_text() {
+    let textless = Behaviour { is_textless: true, ..Behaviour::default() };
+    let service = Service::new(llm(textless), ServiceOptions::default());
+    let body = json!({"prompt": [7, 8], "max_tokens": 4, "ignore_eos": true, "temperature": 0});
+    let answer = completion(&service, body.clone());
+    assert_eq!(answer["choices"][0]["text"], "");
+    assert_eq!(answer["usage"]["completion_tokens"], 4);
+    let chunks = stream(&service, Endpoint::Completions, &body);
+    let silent = |chunk: &&Value| chunk["choices"][0]["finish_reason"].is_null();
+    assert!(chunks.iter().filter(silent).count() >= 4, "{chunks:?}");
+    let mut with_ids = body;
+    with_ids["return_token_ids"] = true.into();
+    let answer = completion(&service, with_ids.clone());
+    let chunks = stream(&service, Endpoint::Completions, &with_ids);
+    let ids: Vec<&Value> = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["token_ids"].as_array())
+        .flatten()
+        .collect();
+    assert_eq!(json!(ids), answer["choices"][0]["token_ids"]);
+    assert_eq!(ids.len(), 4);
+    refused(&service, Endpoint::Completions, &json!({"prompt": "abc"}), "prompt");
+}
+
+#[test]
 fn stop_tokens_say_what_stopped() {
     let service = service();
     let eos = json!({"prompt": "a", "max_tokens": 9, "logit_bias": {"1": 100}});

@@ -6,6 +6,7 @@ use super::random::World;
 use super::{Claims, Probe, Random, close};
 use crate::attention::Activation;
 use crate::backend::{Backend, WorkspaceSpec};
+use crate::dummy::DummyMatrix;
 use crate::reference::{Matrix, Reference};
 
 /// Rows around every tile size that a kernel may have.
@@ -260,5 +261,38 @@ pub fn vocab<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
             let case = format!("head {format}, {picked} rows, seed {}", claims.seed);
             close(&case, &bench.b.download(&got), &want.data, tolerance(claims, format));
         }
+    }
+}
+
+/// Made-up weights are the same on every device.
+pub fn made_up<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+    let matrix = |name: &str, rows, has_bias| DummyMatrix {
+        name: name.into(),
+        dtype: DType::F32,
+        rows,
+        cols: HIDDEN,
+        has_bias,
+    };
+    let parts = [matrix("first", 65, false), matrix("second", 31, true), matrix("third", 7, false)];
+    for rows in [1, 9, 64] {
+        let mut random = Random::new(claims.seed + 7);
+        let mut bench = bench(make, claims, rows);
+        let load = "made-up weights load";
+        let table = matrix("table", VOCAB, false);
+        let vocab = bench.b.load_dummy_vocab(&table).expect(load);
+        let reference_vocab = bench.reference.load_dummy_vocab(&table).expect(load);
+        let w = bench.b.load_dummy_linear(&parts, Split::Outputs).expect(load);
+        let reference_w = bench.reference.load_dummy_linear(&parts, Split::Outputs).expect(load);
+        let (step, reference_step) = bench.begin();
+        let got = bench.b.embed(&vocab, &step);
+        let want = bench.reference.embed(&reference_vocab, &reference_step);
+        let case = format!("made-up table, {rows} rows, seed {}", claims.seed);
+        close(&case, &bench.b.download(&got), &want.data, claims.elementwise);
+
+        let (x, reference_x) = bench.activation(rows, HIDDEN, &random.units(rows * HIDDEN));
+        let got = bench.b.linear(&x, &w, &step);
+        let want = bench.reference.linear(&reference_x, &reference_w, &reference_step);
+        let case = format!("made-up matrix, {rows} rows, seed {}", claims.seed);
+        close(&case, &bench.b.download(&got), &want.data, claims.dense);
     }
 }

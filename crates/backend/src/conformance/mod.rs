@@ -77,6 +77,7 @@ pub fn check<B: Probe>(make: impl Fn() -> B, claims: &Claims) {
     linear::fusions(&make, claims);
     linear::elementwise(&make, claims);
     linear::vocab(&make, claims);
+    linear::made_up(&make, claims);
     attention::ragged(&make, claims);
     attention::block_copies(&make, claims);
     sampling::draws(&make, claims);

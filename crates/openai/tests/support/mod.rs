@@ -119,6 +119,8 @@ pub struct Behaviour {
     pub max_num_seqs: usize,
     /// Whether special tokens inside content are plain text.
     pub isolates: bool,
+    /// Whether there is no tokenizer, so that only token ids go in and out.
+    pub is_textless: bool,
     /// What `generation_config.json` would say.
     pub description: fn(&mut ModelDescription),
 }
@@ -131,6 +133,7 @@ impl Default for Behaviour {
             max_num_queued: 1024,
             max_num_seqs: 32,
             isolates: false,
+            is_textless: false,
             description: |_| {},
         }
     }
@@ -182,7 +185,7 @@ pub fn llm(behaviour: Behaviour) -> Llm {
             next: 0,
             step: None,
         }),
-        tokenizer: Some(tokenizer),
+        tokenizer: (!behaviour.is_textless).then_some(tokenizer),
         chat_template: None,
         isolate_special_tokens: behaviour.isolates,
         engine: EngineConfig {
