@@ -132,7 +132,8 @@ def main() -> None:
         try:
             print(f"exec to ready: {seconds:.2f} s")
             log.seek(0)
-            print(log.read().strip(), flush=True)
+            print(log.read().strip())
+            print("\n".join(gpu_metrics(url)), flush=True)
             print("| run | in flight | requests | requests/s | tokens/s | TTFT p50, ms | "
                   "TTFT p99 | TPOT p50 | failed |\n|" + "---|" * 9)
             for seed, run in enumerate(RUNS, start=1):

@@ -20,9 +20,9 @@ const MAX_BYTES: u64 = 60 * 1000 * 1000;
 /// The targets; the program comes first.
 const TARGETS: &str = "--package pagedllm-cli --package pagedllm-cuda --package pagedllm-executor \
     --features pagedllm-cli/cuda,pagedllm-cuda/cuda,pagedllm-executor/cuda --bin pagedllm \
-    --test conformance --test steps --test fault --test golden --bench step_time";
+    --test conformance --test steps --test fault --test golden --bench step_time --example logits";
 
-const SCRIPTS: [(&str, &str); 5] = [
+const SCRIPTS: [(&str, &str); 6] = [
     (
         "tests.sh",
         "# Every verb against the scalar reference, whole steps, golden tokens, faults.\n\
@@ -40,6 +40,11 @@ const SCRIPTS: [(&str, &str); 5] = [
         "serving.sh",
         "# Time to ready and load over HTTP; for the 1B shape: --shape shapes/llama-3.2-1b\n\
          python3 gpu/serving.py --program ./pagedllm \"$@\"\n",
+    ),
+    (
+        "logits.sh",
+        "# Logits of four layers of a shape against transformers: logits.sh shapes/llama-3.1-8b\n\
+         python3 gpu/compare_logits.py --program ./logits --shape \"$@\"\n",
     ),
     (
         "smollm2.sh",
