@@ -215,6 +215,43 @@ fn two_pollers_share_the_events_and_one_hears_the_end() {
 }
 
 #[test]
+fn the_end_is_told_once_where_a_cancel_meets_two_pollers() {
+    explore(3, || {
+        let list: List = Arc::new(Ready::new(Fd::new()));
+        let feed = Feed::new(Pipe::new(), Some(Arc::clone(&list)));
+        let other = Arc::clone(&list);
+        let now = Some(std::time::Instant::now());
+        let poller = thread::spawn(move || other.poll(1, now).unwrap_or_default());
+        feed.change(|pipe| pipe.0.lock().expect("lock").ended = true);
+        let mut events = list.poll(1, now).unwrap_or_default();
+        events.extend(poller.join().expect("the other poller"));
+        assert_eq!(events, [END]);
+    });
+}
+
+#[test]
+fn an_interrupt_is_not_lost_behind_an_event() {
+    explore(3, || {
+        let (pipe, fd) = (Pipe::new(), Fd::new());
+        let list: List = Arc::new(Ready::new(fd.clone()));
+        let _feed = Feed::new(pipe.clone(), Some(Arc::clone(&list)));
+        pipe.push(Some(1));
+        let other = Arc::clone(&list);
+        let host = thread::spawn(move || other.interrupt());
+        let (mut events, mut is_interrupted) = (Vec::new(), false);
+        while events.is_empty() || !is_interrupted {
+            fd.wait();
+            match list.poll(2, Some(std::time::Instant::now())) {
+                Ok(taken) => events.extend(taken),
+                Err(nothing) => is_interrupted |= nothing == Nothing::Interrupted,
+            }
+        }
+        assert_eq!(events, [1]);
+        host.join().expect("the host");
+    });
+}
+
+#[test]
 fn an_interrupt_ends_one_wait_and_lowers_the_flag() {
     explore(3, || {
         let fd = Fd::new();
