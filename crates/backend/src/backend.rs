@@ -256,6 +256,21 @@ pub trait Backend: Sized + Send + 'static {
         let x = self.gated(gate_up, activation, step);
         self.linear(&x, w, step)
     }
+    /// A gated MLP: [`norm_linear`](Self::norm_linear) to gate and up, then
+    /// [`gated_linear`](Self::gated_linear) down.
+    fn gated_mlp(
+        &mut self,
+        partial: Self::Tensor,
+        residual: &mut Self::Tensor,
+        norm: &Self::Norm,
+        gate_up: &Self::Linear,
+        activation: Activation,
+        down: &Self::Linear,
+        step: &Self::Step,
+    ) -> Self::Tensor {
+        let gate_up = self.norm_linear(partial, residual, norm, gate_up, step);
+        self.gated_linear(gate_up, activation, down, step)
+    }
     /// [`rope_and_store`](Self::rope_and_store), then
     /// [`paged_attention`](Self::paged_attention).
     fn attend(

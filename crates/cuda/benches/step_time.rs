@@ -230,8 +230,15 @@ fn forward(
         let mixed = b.attend(qkv, &layer.attention, kv, step);
         let out = b.linear(&mixed, &layer.out, step);
         drop(mixed);
-        let gate_up = b.norm_linear(out, &mut residual, &layer.mlp_norm, &layer.gate_up, step);
-        x = b.gated_linear(gate_up, Activation::Silu, &layer.down, step);
+        x = b.gated_mlp(
+            out,
+            &mut residual,
+            &layer.mlp_norm,
+            &layer.gate_up,
+            Activation::Silu,
+            &layer.down,
+            step,
+        );
     }
     b.final_norm(x, &mut residual, norm, step)
 }

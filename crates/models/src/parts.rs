@@ -234,7 +234,7 @@ impl<B: Backend> GatedMlp<B> {
         residual: &mut B::Tensor,
         norm: &B::Norm,
     ) -> B::Tensor {
-        let gate_up = b.norm_linear(hidden, residual, norm, &self.gate_up_proj, step);
-        b.gated_linear(gate_up, self.activation, &self.down_proj, step)
+        let Self { gate_up_proj, activation, down_proj } = self;
+        b.gated_mlp(hidden, residual, norm, gate_up_proj, *activation, down_proj, step)
     }
 }

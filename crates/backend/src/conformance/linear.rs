@@ -13,6 +13,8 @@ use crate::reference::{Matrix, Reference};
 const ROWS: [usize; 9] = [1, 2, 3, 7, 8, 16, 17, 33, 130];
 const HIDDEN: usize = 256;
 const WIDE: usize = 768;
+/// Wider than what a block keeps in registers.
+const WIDEST: usize = 4608;
 const VOCAB: usize = 300;
 const MAX_TOKENS: usize = 160;
 
@@ -42,7 +44,7 @@ fn bench<B: Probe>(make: &impl Fn() -> B, claims: &Claims, rows: usize) -> Bench
         max_model_len: MAX_TOKENS,
         block_size: 16,
         vocab_size: VOCAB,
-        hidden_size: WIDE,
+        hidden_size: WIDEST,
         max_cols: 2 * WIDE,
     };
     let group = |dtype: DType| KvGroup {
@@ -197,6 +199,70 @@ pub fn fusions<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
             close(&case, &bench.b.download(&got), &want.data, limit);
         }
     }
+}
+
+/// A whole gated MLP against the reference, and against its parts on the same device.
+pub fn gated_mlps<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+    for &format in &claims.formats {
+        for (rows, hidden) in [(1, HIDDEN), (1, WIDEST), (5, WIDE), (12, HIDDEN), (33, HIDDEN)] {
+            for activation in [Activation::Silu, Activation::GeluTanh] {
+                let case = format!(
+                    "gated_mlp {format} {activation:?}, {rows} rows of {hidden}, seed {}",
+                    claims.seed
+                );
+                gated_mlp(make, claims, &case, format, activation, (rows, hidden));
+            }
+        }
+    }
+}
+
+fn gated_mlp<B: Probe>(
+    make: &impl Fn() -> B,
+    claims: &Claims,
+    case: &str,
+    format: WeightFormat,
+    activation: Activation,
+    (rows, hidden): (usize, usize),
+) {
+    let mut random = Random::new(claims.seed ^ (rows * hidden) as u64);
+    let mut bench = bench(make, claims, rows);
+    let gain = random.weight(WeightFormat::F32, 1, hidden);
+    let up = parts(&mut random, &[(format, HIDDEN), (format, HIDDEN)], hidden);
+    let down = parts(&mut random, &[(format, 96)], HIDDEN);
+    let norm = bench.b.load_norm(&gain, 1e-5).expect(case);
+    let up_w = bench.b.load_linear(&up, Split::Outputs).expect(case);
+    let down_w = bench.b.load_linear(&down, Split::Inputs).expect(case);
+    let reference_norm = bench.reference.load_norm(&gain, 1e-5).expect(case);
+    let reference_up = bench.reference.load_linear(&up, Split::Outputs).expect(case);
+    let reference_down = bench.reference.load_linear(&down, Split::Inputs).expect(case);
+    let (step, reference_step) = bench.begin();
+    let (values, stream) = (random.units(rows * hidden), random.units(rows * hidden));
+    let (x, reference_x) = bench.activation(rows, hidden, &values);
+    let (mut residual, mut reference_residual) = bench.residual(rows, hidden, &stream);
+    let (x_apart, _) = bench.activation(rows, hidden, &values);
+    let (mut residual_apart, _) = bench.residual(rows, hidden, &stream);
+
+    let got = bench.b.gated_mlp(x, &mut residual, &norm, &up_w, activation, &down_w, &step);
+    let got = bench.b.download(&got);
+    let want = bench.reference.gated_mlp(
+        reference_x,
+        &mut reference_residual,
+        &reference_norm,
+        &reference_up,
+        activation,
+        &reference_down,
+        &reference_step,
+    );
+    let limit = tolerance(claims, format) * 2.0;
+    close(case, &got, &want.data, limit);
+    let sum = bench.b.download(&residual);
+    close(&format!("{case}, residual"), &sum, &reference_residual.data, claims.elementwise);
+
+    let normed = bench.b.add_rms_norm(x_apart, &mut residual_apart, &norm, &step);
+    let gate_up = bench.b.linear(&normed, &up_w, &step);
+    let inner = bench.b.gated(gate_up, activation, &step);
+    let apart = bench.b.linear(&inner, &down_w, &step);
+    close(&format!("{case}, apart"), &got, &bench.b.download(&apart), limit);
 }
 
 /// Norms, activations, row selection, zeros.

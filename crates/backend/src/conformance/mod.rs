@@ -75,6 +75,7 @@ pub fn check<B: Probe>(make: impl Fn() -> B, claims: &Claims) {
     linear::products(&make, claims);
     linear::mixed_parts(&make, claims);
     linear::fusions(&make, claims);
+    linear::gated_mlps(&make, claims);
     linear::elementwise(&make, claims);
     linear::vocab(&make, claims);
     linear::made_up(&make, claims);
