@@ -1,20 +1,6 @@
 // Gated MLP: out = activation(gate) * up, of rows that hold gate and up one after the other. A
 // thread takes 16 bytes of each half; blockIdx.y is the row.
-#include "include/pagedllm/types.cuh"
-
-struct Silu {
-    __device__ static float apply(float x) { return x / (1.f + __expf(-x)); }
-};
-struct GeluTanh {
-    __device__ static float apply(float x) {
-        const float inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
-        return 0.5f * x * (1.f + tanhf(inner));
-    }
-};
-// The f32 path promises errors below 1e-4, so it takes the accurate exponential.
-struct SiluExact {
-    __device__ static float apply(float x) { return x / (1.f + expf(-x)); }
-};
+#include "include/pagedllm/activation.cuh"
 
 template <class T, class Activation>
 __device__ void gated(const T *gate_up /* [rows, 2 half] */, T *out /* [rows, half] */, uint32_t half) {

@@ -89,6 +89,56 @@ __device__ void rope_and_store(T *qkv /* [T, (heads + 2 kv_heads) dim] */, const
     }
 }
 
+// The same for heads that turn whole and have no norms, in a cache of the same type: a thread takes
+// 8 neighbours of the first half and their partners in the second. blockIdx.y continues over the
+// threads of a token; `dim` is a multiple of 16.
+template <class T>
+__device__ void rope_and_store_whole(T *qkv, const uint32_t *positions, const uint32_t *slots, const float2 *table,
+                                     T *keys, T *values, uint32_t heads, uint32_t kv_heads, uint32_t dim,
+                                     uint32_t block_size) {
+    constexpr int N = 8;
+    const uint32_t token = blockIdx.x, half = dim / 2, threads = half / N;
+    const uint32_t index = blockIdx.y * blockDim.x + threadIdx.x, head = index / threads, at = index % threads * N;
+    let_next_start();
+    wait_for_inputs();
+    if (head >= heads + 2 * kv_heads) return;
+    T *x = qkv + (size_t(token) * (heads + 2 * kv_heads) + head) * dim + at;
+    const bool is_query = head < heads, is_value = head >= heads + kv_heads;
+    Vec<T, N> first = load_vec<T, N>(x), second = load_vec<T, N>(x + half);
+    if (!is_value) {
+        const float2 *angles = table + size_t(positions[token]) * half + at;
+#pragma unroll
+        for (int j = 0; j < N; j += 2) {
+            const Vec<float, 4> pair = load_vec<float, 4>(reinterpret_cast<const float *>(angles + j));
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float a = to_float(first.at[j + i]), b = to_float(second.at[j + i]);
+                const float cosine = pair.at[i * 2], sine = pair.at[i * 2 + 1];
+                first.at[j + i] = from_float<T>(a * cosine - b * sine);
+                second.at[j + i] = from_float<T>(b * cosine + a * sine);
+            }
+        }
+        store_vec<T, N>(x, first);
+        store_vec<T, N>(x + half, second);
+    }
+    const uint32_t slot = slots[token];
+    if (is_query || slot == UNUSED) return;
+    const uint32_t kv_head = is_value ? head - heads - kv_heads : head - heads;
+    T *cache = (is_value ? values : keys) +
+               ((size_t(slot / block_size) * kv_heads + kv_head) * block_size + slot % block_size) * dim + at;
+    store_vec<T, N>(cache, first);
+    store_vec<T, N>(cache + half, second);
+}
+
+#define WHOLE(name, T)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(256) rope_and_store_whole_##name(                                 \
+        T *qkv, const uint32_t *positions, const uint32_t *slots, const float2 *table, T *keys, T *values,         \
+        uint32_t heads, uint32_t kv_heads, uint32_t dim, uint32_t block_size) {                                    \
+        rope_and_store_whole<T>(qkv, positions, slots, table, keys, values, heads, kv_heads, dim, block_size);     \
+    }
+WHOLE(bf16, bf16)
+WHOLE(f16, f16)
+
 #define INSTANCE(name, T, KV)                                                                                      \
     extern "C" __global__ void __launch_bounds__(256) rope_and_store_##name(                                       \
         T *qkv, const uint32_t *positions, const uint32_t *slots, const float2 *table, const float *q_gain,        \

@@ -8,21 +8,22 @@
 // arrives last merges them.
 //
 // Masked positions are never loaded: their rows are zeros, so what lies there can't matter.
+//
+// The kernels named `attend` also rotate the queries and the token's own key, and store that key and
+// value. No other block needs them in this launch: the range that ends with the token takes them from
+// registers.
 #include "../include/pagedllm/mma.cuh"
 #include "variant.cuh"
 
-constexpr int WARPS = 4;
+constexpr int MAX_WARPS = 4;
 constexpr int TILE = 16;  // positions of a tile
 constexpr int ROWS = 16;  // query heads of a block
-constexpr int STAGES = 2; // tiles in a warp's ring
 
 template <int D> struct Shared {
     // 16 bytes of padding a row put the 8 rows of an ldmatrix into different banks.
     static constexpr int ROW = D * 2 + 16;
     static constexpr int STAGE = 2 * TILE * ROW;
-    static constexpr int RING = STAGES * STAGE;
-    static constexpr int BYTES = WARPS * RING;
-    static_assert(RING >= ROWS * D * 4, "a warp's ring holds its result at the end");
+    static_assert(2 * STAGE >= ROWS * D * 4, "a warp's ring holds its result at the end");
 };
 
 // Loads the 16 positions from `begin` on. Where blocks are whole multiples of a tile, the tile
@@ -49,7 +50,8 @@ __device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32
             return;
         }
     }
-#pragma unroll
+    // Only the first and the last tile come here, so the code is kept short.
+#pragma unroll 1
     for (int c = 0; c < TILE * CHUNKS / 32; c++) {
         const uint32_t index = c * 32 + lane, row = index / CHUNKS, chunk = index % CHUNKS;
         const uint32_t position = begin + row;
@@ -65,62 +67,144 @@ __device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32
     }
 }
 
-// Merges the partial results of a sequence: the maximum of all first, so that the loads of the
-// second loop do not wait for each other.
+// What a sum of weights that are relative to `top` is multiplied with at last.
+__device__ __forceinline__ float normalizer(const AttentionParams &p, uint32_t head, float top, float sum) {
+    if (!p.sinks) return 1.f / sum;
+    const float sink = p.sinks[head] * LOG2_E, over = fmaxf(top, sink);
+    const float factor = weight_of(top, over);
+    return factor / (sum * factor + exp2f(sink - over));
+}
+
+// Merges the partial results of a sequence, of four columns: the maximum of all first, so that the
+// loads of the second loop do not wait for each other.
 template <int D>
-__device__ __forceinline__ float2 merged(const AttentionParams &p, const DecodeItem &item, uint32_t head, uint32_t col) {
+__device__ __forceinline__ Vec<float, 4> merged(const AttentionParams &p, const DecodeItem &item, uint32_t head,
+                                                uint32_t col) {
     const size_t first = size_t(item.partial) * p.heads + head;
     float top = -INFINITY;
-#pragma unroll 8
+#pragma unroll 4
     for (uint32_t s = 0; s < item.splits; s++) top = fmaxf(top, __ldcg(&p.partial_stats[first + size_t(s) * p.heads].x));
-    float value = 0, sum = 0;
-#pragma unroll 8
+    Vec<float, 4> value = {};
+    float sum = 0;
+#pragma unroll 4
     for (uint32_t s = 0; s < item.splits; s++) {
         const size_t from = first + size_t(s) * p.heads;
         const float2 stat = __ldcg(p.partial_stats + from);
         const float factor = weight_of(stat.x, top);
         sum += stat.y * factor;
-        value += __ldcg(p.partial_out + from * D + col) * factor;
+        const float4 part = __ldcg(reinterpret_cast<const float4 *>(p.partial_out + from * D + col));
+        const float parts[4] = {part.x, part.y, part.z, part.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) value.at[j] += parts[j] * factor;
     }
-    if (p.sinks) {
-        const float sink = p.sinks[head] * LOG2_E, over = fmaxf(top, sink);
-        const float factor = weight_of(top, over);
-        value *= factor;
-        sum = sum * factor + exp2f(sink - over);
-    }
-    return make_float2(value, sum);
+    const float factor = normalizer(p, head, top, sum);
+#pragma unroll
+    for (int j = 0; j < 4; j++) value.at[j] *= factor;
+    return value;
 }
 
-template <class T, int D> __device__ void decode(const AttentionParams &p) {
+// Two neighbours of the first half turn with their partners in the second half.
+template <class T>
+__device__ __forceinline__ void rotate(uint32_t &first, uint32_t &second, float4 angles) {
+    const T *a = reinterpret_cast<const T *>(&first), *b = reinterpret_cast<const T *>(&second);
+    const float a0 = to_float(a[0]), a1 = to_float(a[1]), b0 = to_float(b[0]), b1 = to_float(b[1]);
+    first = pack_pair<T>(a0 * angles.x - b0 * angles.y, a1 * angles.z - b1 * angles.w);
+    second = pack_pair<T>(b0 * angles.x + a0 * angles.y, b1 * angles.z + a1 * angles.w);
+}
+
+// The token's own key, rotated, and value: a lane has neighbours `2 i, 2 i + 1` of each half.
+template <class T, int D> struct OwnToken {
+    static constexpr int PAIRS = (D / 4 + 31) / 32;
+    uint32_t key[PAIRS][2], value[PAIRS][2];
+
+    __device__ void load(const AttentionParams &p, const T *key_row, const T *value_row, uint32_t position) {
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) {
+            const uint32_t col = (i * 32 + (threadIdx.x & 31)) * 2;
+            if (col >= D / 2) continue;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                key[i][h] = *reinterpret_cast<const uint32_t *>(key_row + col + h * D / 2);
+                value[i][h] = *reinterpret_cast<const uint32_t *>(value_row + col + h * D / 2);
+            }
+            if (p.rope) rotate<T>(key[i][0], key[i][1], *reinterpret_cast<const float4 *>(p.rope + size_t(position) * (D / 2) + col));
+        }
+    }
+    __device__ void store(T *key_row, T *value_row) const {
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) {
+            const uint32_t col = (i * 32 + (threadIdx.x & 31)) * 2;
+            if (col >= D / 2) continue;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                *reinterpret_cast<uint32_t *>(key_row + col + h * D / 2) = key[i][h];
+                *reinterpret_cast<uint32_t *>(value_row + col + h * D / 2) = value[i][h];
+            }
+        }
+    }
+};
+
+template <class T, int D, bool FUSED> __device__ void decode(const AttentionParams &p) {
     using S = Shared<D>;
     extern __shared__ __align__(16) unsigned char shared[];
-    __shared__ float2 stats[WARPS][ROWS];
+    __shared__ float2 stats[MAX_WARPS][ROWS];
     __shared__ bool is_last;
     constexpr int KSTEPS = D / 16, NTILES = D / 8;
 
     let_next_start();
     wait_for_inputs();
-    const DecodeItem item = static_cast<const DecodeItem *>(p.items)[blockIdx.x];
+    const DecodeItem item = static_cast<const DecodeItem *>(p.items)[blockIdx.y];
     if (item.splits == 0) return;
     const Variant variant(p);
-    const uint32_t group = p.heads / p.kv_heads, kv_head = blockIdx.y, first_row = blockIdx.z * ROWS;
+    const uint32_t group = p.heads / p.kv_heads, kv_head = blockIdx.x, first_row = blockIdx.z * ROWS;
     const uint32_t rows = min(group - first_row, uint32_t(ROWS)), head0 = kv_head * group + first_row;
+    const uint32_t warps = blockDim.x >> 5;
     const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, quad = lane >> 2, pair = (lane & 3) * 2;
     const uint32_t first = max(item.begin, variant.first_seen(item.length - 1)), end = item.end;
     const uint32_t begin = first / TILE * TILE;
     const uint32_t *table = p.block_tables + size_t(item.sequence) * p.table_stride;
-    const uint32_t ring = shared_address(shared) + warp * S::RING;
+    // A warp's ring of tiles; at the end it holds the warp's result.
+    const uint32_t stages = p.decode_stages, ring_bytes = stages * S::STAGE;
+    const uint32_t ring = shared_address(shared) + warp * ring_bytes;
 
+    // The warp that takes the tile of the token itself.
+    const bool has_own = FUSED && item.split + 1 == item.splits && (end - 1 - begin) / TILE % warps == warp;
+    const uint32_t cached_end = FUSED ? min(end, item.length - 1) : end;
+    OwnToken<T, D> own;
     uint32_t q[KSTEPS][4];
-    const T *queries = static_cast<const T *>(p.qkv) + (size_t(item.token) * (p.heads + 2 * p.kv_heads) + head0) * D;
+    // Queries and the own token, in registers.
+    const auto load_token = [&]() {
+        const T *token = static_cast<const T *>(p.qkv) + size_t(item.token) * (p.heads + 2 * p.kv_heads) * D;
+        const T *queries = token + head0 * D;
 #pragma unroll
-    for (int k = 0; k < KSTEPS; k++) {
+        for (int k = 0; k < KSTEPS; k++) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const uint32_t row = quad + (j & 1) * 8, col = k * 16 + pair + (j >> 1) * 8;
-            q[k][j] = row < rows ? *reinterpret_cast<const uint32_t *>(queries + row * D + col) : 0u;
+            for (int j = 0; j < 4; j++) {
+                const uint32_t row = quad + (j & 1) * 8, col = k * 16 + pair + (j >> 1) * 8;
+                q[k][j] = row < rows ? *reinterpret_cast<const uint32_t *>(queries + row * D + col) : 0u;
+            }
         }
-    }
+        const T *key = token + (p.heads + kv_head) * D;
+        if (has_own) own.load(p, key, key + p.kv_heads * D, item.length - 1);
+        if (FUSED && p.rope) {
+            const float2 *angles = p.rope + size_t(item.length - 1) * (D / 2) + pair;
+#pragma unroll
+            for (int k = 0; k < KSTEPS / 2; k++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const float4 angle = *reinterpret_cast<const float4 *>(angles + k * 16 + h * 8);
+#pragma unroll
+                    for (int r = 0; r < 2; r++) rotate<T>(q[k][h * 2 + r], q[k + KSTEPS / 2][h * 2 + r], angle);
+                }
+        }
+        if (has_own && blockIdx.z == 0) {
+            const uint32_t slot = p.slots[item.token];
+            const size_t place =
+                ((size_t(slot / p.block_size) * p.kv_heads + kv_head) * p.block_size + slot % p.block_size) * D;
+            own.store(static_cast<T *>(const_cast<void *>(p.keys)) + place,
+                      static_cast<T *>(const_cast<void *>(p.values)) + place);
+        }
+    };
 
     float acc[NTILES][4];
 #pragma unroll
@@ -131,31 +215,45 @@ template <class T, int D> __device__ void decode(const AttentionParams &p) {
 
     // Each lane holds the block of one of the warp's next 32 tiles, so that no tile waits for its
     // entry of the table.
-    const uint32_t step = WARPS * TILE;
-    uint32_t next = begin + warp * TILE, ahead = 0, entry = 0;
-    const auto load_next = [&](uint32_t stage) {
+    const uint32_t step = warps * TILE;
+    uint32_t next = begin + warp * TILE, entry = 0;
+    const auto load_next = [&](uint32_t ahead, uint32_t stage) {
         if (next < end) {
             if (ahead % 32 == 0) {
                 const uint32_t mine = next + lane * step;
                 entry = mine < end ? table[mine / p.block_size] : 0;
             }
             const uint32_t block = __shfl_sync(0xffffffffu, entry, ahead % 32);
-            load_tile<T, D>(p, table, block, kv_head, next, first, end, stage);
+            load_tile<T, D>(p, table, block, kv_head, next, first, cached_end, stage);
         }
         copy_async_commit();
         next += step;
-        ahead++;
     };
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) {
-        load_next(ring + s * S::STAGE);
-    }
-    uint32_t turn = 0;
-    for (uint32_t at = begin + warp * TILE; at < end; at += step, turn++) {
-        load_next(ring + (turn + STAGES - 1) % STAGES * S::STAGE);
-        copy_async_wait<STAGES - 1>();
+    // Loads run `stages - 1` tiles ahead; they stand here once, to keep the code short. The first of
+    // them leave before the token's own.
+    uint32_t load_place = 0, place = 0, at = begin + warp * TILE;
+#pragma unroll 1
+    for (uint32_t ahead = 0;; ahead++) {
+        load_next(ahead, ring + load_place * S::STAGE);
+        load_place = load_place + 1 == stages ? 0 : load_place + 1;
+        if (ahead + 2 < stages) continue;
+        if (ahead + 2 == stages) {
+            load_token();
+            continue;
+        }
+        if (at >= end) break;
+        if (stages == 2) {
+            copy_async_wait<1>();
+        } else {
+            copy_async_wait<2>();
+        }
         __syncwarp();
-        const uint32_t keys = ring + turn % STAGES * S::STAGE, values = keys + TILE * S::ROW;
+        const uint32_t keys = ring + place * S::STAGE, values = keys + TILE * S::ROW;
+        if (has_own && at + TILE >= end) {
+            unsigned char *row = shared + warp * ring_bytes + place * S::STAGE + (end - 1 - at) * S::ROW;
+            own.store(reinterpret_cast<T *>(row), reinterpret_cast<T *>(row + TILE * S::ROW));
+            __syncwarp();
+        }
 
         float scores[2][4] = {};
 #pragma unroll
@@ -208,6 +306,8 @@ template <class T, int D> __device__ void decode(const AttentionParams &p) {
             mma_16x8x16<T>(acc[n + 1], weights, b[2], b[3]);
         }
         __syncwarp();
+        place = place + 1 == stages ? 0 : place + 1;
+        at += step;
     }
     copy_async_wait<0>();
 #pragma unroll
@@ -217,7 +317,7 @@ template <class T, int D> __device__ void decode(const AttentionParams &p) {
         if ((lane & 3) == 0) stats[warp][quad + r * 8] = make_float2(best[r], total[r]);
     }
     __syncwarp();
-    float *mine = reinterpret_cast<float *>(shared + warp * S::RING);
+    float *mine = reinterpret_cast<float *>(shared + warp * ring_bytes);
 #pragma unroll
     for (int n = 0; n < NTILES; n++)
 #pragma unroll
@@ -227,27 +327,29 @@ template <class T, int D> __device__ void decode(const AttentionParams &p) {
     // The block's result of a row and column, normalized only where it is the whole one.
     T *out = static_cast<T *>(p.out) + (size_t(item.token) * p.heads + head0) * D;
     const size_t slot = size_t(item.partial + item.split) * p.heads + head0;
-    for (uint32_t i = threadIdx.x; i < rows * D; i += blockDim.x) {
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x * 4; i < rows * D; i += blockDim.x * 4) {
         const uint32_t row = i / D;
-        float top = -INFINITY, sum = 0, value = 0;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) top = fmaxf(top, stats[w][row].x);
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
+        float top = -INFINITY, sum = 0;
+        Vec<float, 4> value = {};
+#pragma unroll 1
+        for (uint32_t w = 0; w < warps; w++) top = fmaxf(top, stats[w][row].x);
+#pragma unroll 1
+        for (uint32_t w = 0; w < warps; w++) {
             const float factor = weight_of(stats[w][row].x, top);
             sum += factor * stats[w][row].y;
-            value += factor * reinterpret_cast<const float *>(shared + w * S::RING)[i];
+            const Vec<float, 4> part = load_vec<float, 4>(reinterpret_cast<const float *>(shared + w * ring_bytes) + i);
+#pragma unroll
+            for (int j = 0; j < 4; j++) value.at[j] += factor * part.at[j];
         }
         if (item.splits == 1) {
-            if (p.sinks) {
-                const float sink = p.sinks[head0 + row] * LOG2_E, over = fmaxf(top, sink);
-                const float factor = weight_of(top, over);
-                value *= factor;
-                sum = sum * factor + exp2f(sink - over);
-            }
-            out[i] = from_float<T>(value / sum);
+            const float factor = normalizer(p, head0 + row, top, sum);
+            Vec<T, 4> result;
+#pragma unroll
+            for (int j = 0; j < 4; j++) result.at[j] = from_float<T>(value.at[j] * factor);
+            store_vec<T, 4>(out + i, result);
         } else {
-            p.partial_out[slot * D + i] = value;
+            store_vec<float, 4>(p.partial_out + slot * D + i, value);
             if (i % D == 0) p.partial_stats[slot + row] = make_float2(top, sum);
         }
     }
@@ -263,16 +365,24 @@ template <class T, int D> __device__ void decode(const AttentionParams &p) {
     __syncthreads();
     if (!is_last) return;
     __threadfence();
-    for (uint32_t i = threadIdx.x; i < rows * D; i += blockDim.x) {
-        const float2 result = merged<D>(p, item, head0 + i / D, i % D);
-        out[i] = from_float<T>(result.x / result.y);
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x * 4; i < rows * D; i += blockDim.x * 4) {
+        const Vec<float, 4> value = merged<D>(p, item, head0 + i / D, i % D);
+        Vec<T, 4> result;
+#pragma unroll
+        for (int j = 0; j < 4; j++) result.at[j] = from_float<T>(value.at[j]);
+        store_vec<T, 4>(out + i, result);
     }
 }
 
 #define INSTANCE(name, T, D)                                                                              \
-    extern "C" __global__ void __launch_bounds__(128)                                                     \
+    extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32)                                          \
         paged_attention_decode_##name##_d##D(const __grid_constant__ AttentionParams p) {                 \
-        decode<T, D>(p);                                                                                  \
+        decode<T, D, false>(p);                                                                           \
+    }                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32)                                          \
+        paged_attention_attend_##name##_d##D(const __grid_constant__ AttentionParams p) {                 \
+        decode<T, D, true>(p);                                                                            \
     }
 #define INSTANCES(D) INSTANCE(bf16, bf16, D) INSTANCE(f16, f16, D)
 INSTANCES(64)

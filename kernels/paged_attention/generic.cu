@@ -2,7 +2,8 @@
 // after the other. It defines the result on the f32 path and serves what the tensor core kernels
 // don't: f32 activations, mixed element types, head widths outside their list.
 //
-// blockIdx.x is an item (a decode item or some query tokens of a chunk), blockIdx.y the head.
+// A block takes an item (a decode item or some query tokens of a chunk) and a head: in decode heads
+// count along blockIdx.x, so that the items that are there start before the unused ones.
 #include "../include/pagedllm/reduce.cuh"
 #include "variant.cuh"
 
@@ -74,7 +75,7 @@ template <class T, class KV> __device__ void decode(const AttentionParams &p) {
     __shared__ float2 shared_stats[WARPS];
     let_next_start();
     wait_for_inputs();
-    const DecodeItem item = static_cast<const DecodeItem *>(p.items)[blockIdx.x];
+    const DecodeItem item = static_cast<const DecodeItem *>(p.items)[blockIdx.y];
     if (item.splits == 0 || item.split != 0) return;
     const Variant variant(p);
     const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -82,7 +83,7 @@ template <class T, class KV> __device__ void decode(const AttentionParams &p) {
     const uint32_t share = (item.length - first + WARPS - 1) / WARPS;
     const uint32_t begin = min(first + warp * share, item.length), end = min(begin + share, item.length);
     float acc[MAX_DIM / 32], best, total;
-    attend<T, KV>(p, variant, item.sequence, item.token, blockIdx.y, begin, end, acc, best, total);
+    attend<T, KV>(p, variant, item.sequence, item.token, blockIdx.x, begin, end, acc, best, total);
 #pragma unroll
     for (int k = 0; k < MAX_DIM / 32; k++) shared_acc[warp][k * 32 + lane] = acc[k];
     if (lane == 0) shared_stats[warp] = make_float2(best, total);
@@ -98,7 +99,7 @@ template <class T, class KV> __device__ void decode(const AttentionParams &p) {
 #pragma unroll
         for (int k = 0; k < MAX_DIM / 32; k++) acc[k] += shared_acc[w][k * 32 + lane] * factor;
     }
-    finish<T>(p, item.token, blockIdx.y, acc, all_best, all_total);
+    finish<T>(p, item.token, blockIdx.x, acc, all_best, all_total);
 }
 
 template <class T, class KV> __device__ void prefill(const AttentionParams &p) {

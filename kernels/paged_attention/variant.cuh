@@ -19,6 +19,11 @@ struct AttentionParams {
     uint32_t window; // positions that a query sees, its own included; 0xffffffff sees all
     float scale;
     float soft_cap; // 0 for none
+    // For the kernels that rotate and store as well; `half` is dim / 2.
+    const float2 *rope;    // [positions, half], cosine and sine; null without rotation
+    const uint32_t *slots; // [T] slots of the tokens
+    uint32_t decode_stages; // 2 or 3 tiles in the ring of a decode warp
+    uint32_t unused;
 };
 
 constexpr float LOG2_E = 1.4426950408889634f;

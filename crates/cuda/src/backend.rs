@@ -377,6 +377,58 @@ impl Backend for CudaBackend {
         partial
     }
 
+    fn norm_linear(
+        &mut self,
+        partial: Tensor,
+        residual: &mut Tensor,
+        norm: &Norm,
+        w: &Linear,
+        step: &Step,
+    ) -> Tensor {
+        let x = self.all_reduce(partial, step);
+        if let Some(out) = self.issue_normed_product(&x, residual, norm, w, None) {
+            return out;
+        }
+        let x = self.issue_add_rms_norm(&x, residual, norm);
+        self.issue_linear(&x, w)
+    }
+
+    fn gated_mlp(
+        &mut self,
+        partial: Tensor,
+        residual: &mut Tensor,
+        norm: &Norm,
+        gate_up: &Linear,
+        activation: Activation,
+        down: &Linear,
+        step: &Step,
+    ) -> Tensor {
+        let x = self.all_reduce(partial, step);
+        if let Some(inner) =
+            self.issue_normed_product(&x, residual, norm, gate_up, Some(activation))
+        {
+            return self.issue_linear(&inner, down);
+        }
+        let x = self.issue_add_rms_norm(&x, residual, norm);
+        let gate_up = self.issue_linear(&x, gate_up);
+        drop(x);
+        self.gated_linear(gate_up, activation, down, step)
+    }
+
+    fn attend(
+        &mut self,
+        mut qkv: Tensor,
+        attention: &Attention,
+        kv: &mut KvCache,
+        step: &Step,
+    ) -> Tensor {
+        if let Some(out) = self.issue_attend(&qkv, attention, kv, step) {
+            return out;
+        }
+        self.issue_rope_and_store(&mut qkv, attention, kv);
+        self.issue_attention(&qkv, attention, kv, step)
+    }
+
     fn select_logit_rows(&mut self, x: &Tensor, step: &Step) -> Tensor {
         self.issue_select(x, step)
     }

@@ -65,6 +65,8 @@ pub(crate) struct Device {
     pub capability: u32,
     /// Multiprocessors.
     pub num_sms: usize,
+    /// Most shared memory of a block, which is nearly all that a multiprocessor has.
+    pub shared_bytes: usize,
     /// What its maker calls it.
     pub name: String,
     /// Its place on the bus, as `00000000:19:00.0`, by which other libraries know it.
@@ -107,10 +109,12 @@ impl Device {
         use sys::CUdevice_attribute::{
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+            CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as SHARED,
             CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as SMS,
         };
         let capability = attribute(MAJOR)? * 10 + attribute(MINOR)?;
         let num_sms = attribute(SMS)? as usize;
+        let shared_bytes = attribute(SHARED)? as usize;
         if capability < 80 {
             return Err(DeviceError::Unsupported(format!(
                 "compute capability {}.{}; 8.0 or newer is needed",
@@ -133,7 +137,16 @@ impl Device {
                 .map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
         };
         let (name, bus_id) = (text(&name), text(&bus_id));
-        Ok(Arc::new(Self { device, context, stream, capability, num_sms, name, bus_id }))
+        Ok(Arc::new(Self {
+            device,
+            context,
+            stream,
+            capability,
+            num_sms,
+            shared_bytes,
+            name,
+            bus_id,
+        }))
     }
 
     /// The stream, for calls that take one.

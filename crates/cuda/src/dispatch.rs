@@ -8,7 +8,7 @@ const MMA_DIMS: [usize; 4] = [64, 96, 128, 256];
 /// Widest head of any kernel.
 pub(crate) const MAX_HEAD_DIM: usize = 256;
 /// Most columns of the product of one row, whose x waits in shared memory.
-const MAX_ONE_ROW_INPUTS: usize = 24 * 1024;
+const MAX_ONE_ROW_INPUTS: usize = 24_000;
 
 /// The part of a kernel's name that says the type.
 pub(crate) fn suffix(dtype: DType) -> &'static str {
@@ -24,9 +24,12 @@ pub(crate) fn suffix(dtype: DType) -> &'static str {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttentionKernels {
     pub decode: String,
+    /// Decode that rotates and stores as well.
+    pub attend: Option<String>,
     pub prefill: String,
+    /// Most threads of a decode block, and the bytes of a tile in a warp's ring.
     pub decode_threads: usize,
-    pub decode_shared: usize,
+    pub decode_tile_bytes: usize,
     pub prefill_threads: usize,
     pub prefill_shared: usize,
     /// Rows (token, head of a group) of a prefill block.
@@ -56,10 +59,11 @@ pub(crate) fn attention(
         let tile = if head_dim > 64 { 32 } else { 64 };
         let kernels = AttentionKernels {
             decode: format!("paged_attention_decode_{name}_d{head_dim}"),
+            attend: Some(format!("paged_attention_attend_{name}_d{head_dim}")),
             prefill: format!("paged_attention_prefill_{name}_d{head_dim}"),
             decode_threads: 128,
-            // 4 warps, 2 tiles each of 16 keys and 16 values.
-            decode_shared: 4 * 2 * 2 * 16 * row,
+            // 16 keys and 16 values.
+            decode_tile_bytes: 2 * 16 * row,
             prefill_threads: 128,
             // 2 tiles of keys and values, and the queries.
             prefill_shared: (2 * 2 * tile + prefill_rows) * row,
@@ -72,9 +76,10 @@ pub(crate) fn attention(
     let name = format!("{}_{}", suffix(dtype), suffix(kv_dtype));
     AttentionKernels {
         decode: format!("paged_attention_decode_generic_{name}"),
+        attend: None,
         prefill: format!("paged_attention_prefill_generic_{name}"),
         decode_threads: 128,
-        decode_shared: 0,
+        decode_tile_bytes: 0,
         prefill_threads: 128,
         prefill_shared: 0,
         prefill_rows: 16,
@@ -118,6 +123,24 @@ pub(crate) fn is_one_row(rows: usize, inputs: usize, dtype: DType) -> bool {
     rows == 1 && dtype.size() == 2 && inputs.is_multiple_of(8) && inputs <= MAX_ONE_ROW_INPUTS
 }
 
+/// Warps of a decode block of attention, and tiles in the ring of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DecodeShape {
+    pub warps: usize,
+    pub stages: usize,
+}
+
+/// As many warps as let all `blocks` run at once, on a device of `num_sms` multiprocessors with room
+/// for `tiles` tiles each. Where the blocks take turns anyway, more of them with less ahead.
+pub(crate) fn decode_shape(blocks: usize, tiles: usize, num_sms: usize) -> DecodeShape {
+    let room = tiles / 3 * num_sms;
+    let fits = |warps: &usize| blocks * warps <= room && warps * 3 <= tiles;
+    match [4, 2, 1].into_iter().find(fits) {
+        Some(warps) => DecodeShape { warps, stages: 3 },
+        None => DecodeShape { warps: 2.min(tiles / 2), stages: 2 },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,7 +149,7 @@ mod tests {
     fn sixteen_bit_heads_of_known_width_take_the_tensor_cores() {
         let kernels = attention(DType::BF16, DType::BF16, 128, 4, false);
         assert_eq!(kernels.decode, "paged_attention_decode_bf16_d128");
-        assert_eq!(kernels.decode_shared, 69_632);
+        assert_eq!(kernels.decode_tile_bytes, 8704);
         assert_eq!(kernels.prefill_rows, 128);
         assert_eq!(attention(DType::F16, DType::F16, 256, 1, false).prefill_rows, 64);
         let generic = attention(DType::F32, DType::F32, 128, 4, false);
@@ -164,5 +187,21 @@ mod tests {
         assert!(!is_one_row(1, 4096, DType::F32));
         assert!(!is_one_row(1, 4100, DType::BF16));
         assert!(!is_one_row(1, 65536, DType::F16));
+    }
+
+    #[test]
+    fn decode_blocks_shrink_until_all_run_at_once() {
+        let shape = |blocks| {
+            let DecodeShape { warps, stages } = decode_shape(blocks, 26, 132);
+            (warps, stages)
+        };
+        assert_eq!(shape(8), (4, 3));
+        assert_eq!(shape(264), (4, 3));
+        assert_eq!(shape(528), (2, 3));
+        assert_eq!(shape(1056), (1, 3));
+        assert_eq!(shape(1057), (2, 2));
+        // A device with little shared memory.
+        assert_eq!(decode_shape(8, 6, 80), DecodeShape { warps: 2, stages: 3 });
+        assert_eq!(decode_shape(1000, 6, 80), DecodeShape { warps: 2, stages: 2 });
     }
 }

@@ -60,6 +60,11 @@ impl Module {
             let mut named = Vec::with_capacity(functions.len());
             for function in functions {
                 check(sys::cuFuncLoad(function), "loading a kernel")?;
+                // A multiprocessor must come to rest to divide its memory anew between cache and
+                // shared memory, so all kernels ask for the same.
+                let which =
+                    sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+                check(sys::cuFuncSetAttribute(function, which, 100), "dividing shared memory")?;
                 let mut name = std::ptr::null();
                 check(sys::cuFuncGetName(&raw mut name, function), "naming a kernel")?;
                 named.push((

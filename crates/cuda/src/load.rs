@@ -29,8 +29,12 @@ pub struct Attention {
     pub(crate) spec: AttentionSpec,
     pub(crate) kernels: AttentionKernels,
     pub(crate) decode: Function,
+    /// Decode that rotates and stores as well, where there is such a kernel for the layer.
+    pub(crate) attend: Option<Function>,
     pub(crate) prefill: Function,
     pub(crate) rope_and_store: Function,
+    /// Whether that is the kernel of heads that turn whole.
+    pub(crate) turns_whole: bool,
     pub(crate) q_gain: Option<DeviceBuffer>,
     pub(crate) k_gain: Option<DeviceBuffer>,
     pub(crate) sinks: Option<DeviceBuffer>,
@@ -156,10 +160,36 @@ impl CudaBackend {
         let kernels = dispatch::attention(dtype, kv_dtype, spec.head_dim, heads_per_kv, has_hopper);
         let decode = self.kernels.get(&kernels.decode)?;
         let prefill = self.kernels.get(&kernels.prefill)?;
-        decode.allow_shared(kernels.decode_shared)?;
+        // 4 warps with 3 tiles each, where there is room.
+        let tiles = self.decode_tiles(&kernels).min(12);
+        let decode_shared = kernels.decode_tile_bytes * tiles;
+        decode.allow_shared(decode_shared)?;
+        // It turns whole heads, and norms none.
+        let turns_whole_heads =
+            spec.rope.as_ref().is_none_or(|rope| rope.inv_freq.len() * 2 == spec.head_dim);
+        let attend = kernels
+            .attend
+            .as_ref()
+            .filter(|_| turns_whole_heads && q_norm.is_none() && k_norm.is_none())
+            .map(|name| self.kernels.get(name))
+            .transpose()?;
+        if let Some(attend) = attend {
+            attend.allow_shared(decode_shared)?;
+        }
         prefill.allow_shared(kernels.prefill_shared)?;
         let (name, kv_name) = (dispatch::suffix(dtype), dispatch::suffix(kv_dtype));
-        let rope_and_store = self.kernels.get(&format!("rope_and_store_{name}_{kv_name}"))?;
+        let turns_whole = spec.rope.is_some()
+            && turns_whole_heads
+            && q_norm.is_none()
+            && k_norm.is_none()
+            && dtype == kv_dtype
+            && dtype.size() == 2
+            && spec.head_dim.is_multiple_of(16);
+        let rope_and_store = self.kernels.get(&if turns_whole {
+            format!("rope_and_store_whole_{name}")
+        } else {
+            format!("rope_and_store_{name}_{kv_name}")
+        })?;
         let mut gain = |view: Option<&WeightView<'_>>| {
             view.map(|view| self.loader.load(view, DType::F32)).transpose()
         };
@@ -171,13 +201,20 @@ impl CudaBackend {
             spec,
             kernels,
             decode,
+            attend,
             prefill,
             rope_and_store,
+            turns_whole,
             q_gain,
             k_gain,
             sinks,
             rope,
         })
+    }
+
+    /// Tiles of keys and values that the shared memory of a multiprocessor holds.
+    pub(crate) fn decode_tiles(&self, kernels: &AttentionKernels) -> usize {
+        self.device.shared_bytes.checked_div(kernels.decode_tile_bytes).unwrap_or(0)
     }
 
     fn add_to_group(&mut self, spec: &AttentionSpec, kernels: &AttentionKernels) {

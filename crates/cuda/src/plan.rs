@@ -113,14 +113,18 @@ pub(crate) struct AttentionParams {
     pub window: u32,
     pub scale: f32,
     pub soft_cap: f32,
+    pub rope: u64,
+    pub slots: u64,
+    pub decode_stages: u32,
+    pub unused: u32,
 }
 
 /// Shortest range that a context is split into: below it, merging costs more than it saves.
 const MIN_SPLIT: usize = 256;
 /// Ranges are whole multiples of this, the positions that a block takes in one turn.
 const SPLIT_STEP: usize = 64;
-/// Blocks wanted for each multiprocessor before splitting stops.
-const BLOCKS_PER_SM: usize = 3;
+/// Blocks wanted for each multiprocessor before splitting stops: those of four warps that run at once.
+const BLOCKS_PER_SM: usize = 2;
 
 /// What the layers of one KV group have in common.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,7 +155,7 @@ impl GroupShape {
             window: self.window.zip(other.window).map(|(a, b)| a.max(b)),
         }
     }
-    /// Ranges beyond one a sequence that a step may have.
+    /// Ranges that a step may have, but for one more a sequence.
     pub fn extra_splits(&self, num_sms: usize) -> usize {
         (num_sms * BLOCKS_PER_SM).div_ceil(self.kv_heads.max(1))
     }
@@ -166,32 +170,36 @@ pub(crate) struct AttentionPlan {
 
 impl AttentionPlan {
     /// Plans `batch`. Chunks of one token are split over the context, so that there are about
-    /// `extra_splits` ranges in all; longer chunks are cut into tiles, the longest contexts first.
+    /// `extra_splits` ranges in all where that is many for so many sequences; longer chunks are cut into tiles, the longest contexts first.
     pub fn make(&mut self, batch: &RaggedBatch, shape: &GroupShape, extra_splits: usize) {
         self.decode.clear();
         self.prefill.clear();
         let visible = |len: usize| shape.window.map_or(len, |window| window.min(len));
         let chunks = || (0..batch.num_seqs()).map(|chunk| (chunk, batch.chunk(chunk)));
-        let total: usize = chunks()
-            .filter(|(_, range)| range.len() == 1)
-            .map(|(chunk, _)| visible(batch.seq_lens[chunk] as usize))
-            .sum();
-        let split_len =
-            total.div_ceil(extra_splits.max(1)).max(MIN_SPLIT).next_multiple_of(SPLIT_STEP);
+        let (mut total, mut decodes) = (0, 0);
+        for (chunk, _) in chunks().filter(|(_, range)| range.len() == 1) {
+            total += visible(batch.seq_lens[chunk] as usize);
+            decodes += 1;
+        }
+        let cuts = extra_splits.saturating_sub(decodes).max(extra_splits / 2).max(1);
+        let split_len = total.div_ceil(cuts).max(MIN_SPLIT).next_multiple_of(SPLIT_STEP);
         let mut partial = 0;
         for (chunk, range) in chunks() {
             let length = batch.seq_lens[chunk];
             if range.len() == 1 {
                 let seen = visible(length as usize);
-                let splits = seen.div_ceil(split_len);
+                // Ranges of one length, or the longest one is waited for.
+                let wanted = seen.div_ceil(split_len).max(1);
+                let each = seen.div_ceil(wanted).next_multiple_of(SPLIT_STEP);
+                let splits = seen.div_ceil(each);
                 let first = length as usize - seen;
                 for split in 0..splits {
-                    let begin = first + split * split_len;
+                    let begin = first + split * each;
                     self.decode.push(DecodeItem {
                         sequence: chunk as u32,
                         token: range.start as u32,
                         begin: begin as u32,
-                        end: (begin + split_len).min(length as usize) as u32,
+                        end: (begin + each).min(length as usize) as u32,
                         split: split as u32,
                         splits: splits as u32,
                         partial,
@@ -241,7 +249,7 @@ mod tests {
         assert_eq!(size_of::<DecodeItem>(), 32);
         assert_eq!(size_of::<PrefillItem>(), 16);
         assert_eq!(size_of::<SamplingWords>(), 80);
-        assert_eq!(size_of::<AttentionParams>(), 112);
+        assert_eq!(size_of::<AttentionParams>(), 136);
     }
 
     #[test]

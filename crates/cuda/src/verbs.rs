@@ -38,7 +38,33 @@ pub(crate) struct Verbs {
     sample_logprobs: Function,
     state_count: Function,
     one_row: HashMap<DType, Function>,
+    /// Products of one row after a norm; `None` where the device computes in f32.
+    normed: Option<Normed>,
     any: HashMap<DType, Function>,
+}
+
+/// Products of one row after a norm.
+#[derive(Debug)]
+struct Normed {
+    plain: Function,
+    /// With a gate behind the product.
+    silu: Function,
+    gelu_tanh: Function,
+}
+
+impl Normed {
+    fn new(kernels: &Kernels, dtype: DType) -> Result<Self, DeviceError> {
+        let get =
+            |kind: &str| kernels.get(&format!("linear_one_row_normed_{kind}{}", suffix(dtype)));
+        Ok(Self { plain: get("")?, silu: get("silu_")?, gelu_tanh: get("gelu_tanh_")? })
+    }
+    fn with(&self, activation: Option<Activation>) -> Function {
+        match activation {
+            None => self.plain,
+            Some(Activation::Silu) => self.silu,
+            Some(Activation::GeluTanh) => self.gelu_tanh,
+        }
+    }
 }
 
 impl Verbs {
@@ -70,6 +96,7 @@ impl Verbs {
             sample_logprobs: get("sample_logprobs")?,
             state_count: get("state_count")?,
             one_row,
+            normed: if dtype.size() == 2 { Some(Normed::new(kernels, dtype)?) } else { None },
             any,
         })
     }
@@ -82,6 +109,14 @@ fn address(buffer: Option<&DeviceBuffer>) -> u64 {
 /// Threads of a block that takes a row of `cols`, four columns a thread and turn.
 fn row_threads(cols: usize) -> usize {
     cols.div_ceil(4).next_multiple_of(32).clamp(32, 1024)
+}
+
+/// Blocks of the normed product of one row that a multiprocessor runs at once.
+const NORMED_BLOCKS_PER_SM: usize = 2;
+
+/// The launch of a product of one row: a warp an output, and x in shared memory.
+fn one_row_shape(outputs: usize, inputs: usize) -> Shape {
+    Shape { grid: [outputs.div_ceil(8), 1, 1], threads: 256, shared: inputs * 2 }
 }
 
 /// Heads that a block of the rope kernel takes.
@@ -338,11 +373,10 @@ impl CudaBackend {
         let dtype = self.options.dtype;
         let common = [Arg::U64(p.w), Arg::U64(p.x), Arg::U64(p.bias), Arg::U64(p.y)];
         let (outputs, inputs) = (Arg::U32(p.outputs as u32), Arg::U32(p.inputs as u32));
+        let [w, x, bias, y] = common;
         if dispatch::is_one_row(p.rows, p.inputs, dtype) {
-            let [w, x, bias, y] = common;
-            let shape =
-                Shape { grid: [p.outputs.div_ceil(8), 1, 1], threads: 256, shared: p.inputs * 2 };
             let function = self.verbs.one_row[&p.out_dtype];
+            let shape = one_row_shape(p.outputs, p.inputs);
             self.issue(function, shape, &[w, x, bias, y, outputs, inputs]);
             return;
         }
@@ -356,13 +390,53 @@ impl CudaBackend {
         };
         match self.blas.multiply(product, p.x, p.w, p.bias, p.y) {
             Err(DeviceError::Unsupported(_)) => {
-                let [w, x, bias, y] = common;
                 let shape = Shape::new([p.outputs.div_ceil(8), p.rows, 1], 256);
                 let function = self.verbs.any[&p.out_dtype];
                 self.issue(function, shape, &[w, x, bias, y, outputs, inputs]);
             }
             result => self.note(result),
         }
+    }
+
+    /// The sum with the residual stream, normed, times `w`; with an activation, that of gate and up.
+    /// `None` where no kernel does all of it.
+    pub(crate) fn issue_normed_product(
+        &mut self,
+        x: &Tensor,
+        residual: &mut Tensor,
+        norm: &Norm,
+        w: &Linear,
+        activation: Option<Activation>,
+    ) -> Option<Tensor> {
+        assert_eq!((x.rows(), x.cols()), (residual.rows(), residual.cols()), "residual shapes");
+        assert_eq!((x.cols(), norm.cols), (w.inputs, w.inputs), "inputs of a product");
+        let dtype = self.options.dtype;
+        let outputs = if activation.is_some() { w.outputs / 2 } else { w.outputs };
+        if !dispatch::is_one_row(x.rows(), w.inputs, dtype) {
+            return None;
+        }
+        let function = self.verbs.normed.as_ref()?.with(activation);
+        let out = self.take(1, outputs, dtype);
+        // Every block reads the residual stream, so its sum goes elsewhere.
+        let sum = self.take(1, x.cols(), DType::F32);
+        let Weights::Dense(weights) = &w.weights;
+        let args = [
+            Arg::U64(weights.address()),
+            Arg::U64(x.address()),
+            Arg::U64(address(w.bias.as_ref())),
+            Arg::U64(out.address()),
+            Arg::U32(outputs as u32),
+            Arg::U32(w.inputs as u32),
+            Arg::U64(residual.address()),
+            Arg::U64(norm.gain.address()),
+            Arg::U64(sum.address()),
+            Arg::F32(norm.eps),
+        ];
+        let mut shape = one_row_shape(outputs, w.inputs);
+        shape.grid[0] = shape.grid[0].min(NORMED_BLOCKS_PER_SM * self.device.num_sms);
+        self.issue(function, shape, &args);
+        *residual = sum;
+        Some(out)
     }
 
     pub(crate) fn issue_gated(&mut self, gate_up: &Tensor, activation: Activation) -> Tensor {
@@ -432,6 +506,24 @@ impl CudaBackend {
         assert_eq!(qkv.cols(), spec.qkv_cols(), "columns of qkv");
         let cache = &kv.groups[spec.group];
         let area = &self.work().area;
+        if attention.turns_whole {
+            let args = [
+                Arg::U64(qkv.address()),
+                Arg::U64(area.positions),
+                Arg::U64(area.groups[spec.group].slots),
+                Arg::U64(address(attention.rope.as_deref())),
+                Arg::U64(cache.keys(spec.layer_in_group)),
+                Arg::U64(cache.values(spec.layer_in_group)),
+                Arg::U32(spec.num_heads as u32),
+                Arg::U32(spec.num_kv_heads as u32),
+                Arg::U32(spec.head_dim as u32),
+                Arg::U32(cache.block_size as u32),
+            ];
+            let threads = qkv.cols() / 16;
+            let shape = Shape::new([qkv.rows(), threads.div_ceil(256), 1], 256);
+            self.issue(attention.rope_and_store, shape, &args);
+            return;
+        }
         let half = spec.rope.as_ref().map_or(0, |rope| rope.inv_freq.len());
         let args = [
             Arg::U64(qkv.address()),
@@ -454,8 +546,36 @@ impl CudaBackend {
         self.issue(attention.rope_and_store, shape, &args);
     }
 
+    /// Rotates, stores and attends in one launch. `None` where no kernel does all of it, or where
+    /// the step has longer chunks.
+    pub(crate) fn issue_attend(
+        &mut self,
+        qkv: &Tensor,
+        attention: &Attention,
+        kv: &KvCache,
+        step: &Step,
+    ) -> Option<Tensor> {
+        let attend = attention.attend?;
+        let items = step.groups.get(attention.spec.group)?;
+        if items.prefill_items > 0 {
+            return None;
+        }
+        Some(self.issue_attention_with(attend, qkv, attention, kv, step))
+    }
+
     pub(crate) fn issue_attention(
         &mut self,
+        qkv: &Tensor,
+        attention: &Attention,
+        kv: &KvCache,
+        step: &Step,
+    ) -> Tensor {
+        self.issue_attention_with(attention.decode, qkv, attention, kv, step)
+    }
+
+    fn issue_attention_with(
+        &mut self,
+        decode_kernel: Function,
         qkv: &Tensor,
         attention: &Attention,
         kv: &KvCache,
@@ -485,6 +605,10 @@ impl CudaBackend {
             window: spec.window.map_or(u32::MAX, |window| window as u32),
             scale: spec.scale,
             soft_cap: spec.soft_cap.unwrap_or(0.0),
+            rope: address(attention.rope.as_deref()),
+            slots: area.slots,
+            decode_stages: 0,
+            unused: 0,
         };
         let Some(items) = step.groups.get(spec.group).copied() else {
             return out;
@@ -496,12 +620,16 @@ impl CudaBackend {
             None => (spec.num_heads, 1),
         };
         let decode = if self.is_padded { items.padded_items } else { items.decode_items };
-        let shape = Shape {
-            grid: [decode, y, z],
-            threads: kernels.decode_threads,
-            shared: kernels.decode_shared,
-        };
-        self.issue(attention.decode, shape, &[Arg::Struct(bytemuck::bytes_of(&params))]);
+        let seqs = self.rows(items.decode_items, step);
+        let mut shape = Shape::new([y, decode, z], kernels.decode_threads);
+        if kernels.decode_tile_bytes > 0 {
+            let tiles = self.decode_tiles(kernels);
+            let chosen = dispatch::decode_shape(seqs * y * z, tiles, self.device.num_sms);
+            params.decode_stages = chosen.stages as u32;
+            shape.threads = chosen.warps * 32;
+            shape.shared = chosen.warps * chosen.stages * kernels.decode_tile_bytes;
+        }
+        self.issue(decode_kernel, shape, &[Arg::Struct(bytemuck::bytes_of(&params))]);
         params.items = area.prefill_items;
         let num_items = items.prefill_items;
         let grid = if kernels.is_hopper_prefill {
