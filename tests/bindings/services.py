@@ -14,16 +14,6 @@ SERVICES = {"go": "go/example/service/main.go", "node": "node/example/service/se
 DRIVER = "puppeteer-core@24.43.1"
 
 
-def browser():
-    """The path of Chromium, installed where this may do so; None where there is none."""
-    if shutil.which("chromium") is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", "chromium"]
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["apt-get", "update", "--quiet"], install):
-            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    return shutil.which("chromium")
-
-
 def driver():
     """The folder of modules with the package that drives the browser."""
     cache = Path(os.environ.get("PAGEDLLM_CACHE") or Path.home() / ".cache/pagedllm")
@@ -38,7 +28,7 @@ def driver():
 def main():
     given = arguments()
     languages = installed(tuple(SERVICES))
-    chromium = browser()
+    chromium = shutil.which("chromium")
     if chromium is None or "node" not in languages:
         print("skipped: the services need node and chromium")
         return

@@ -5,13 +5,15 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::models;
 use crate::shell::{built, command, is_installed, root, run as run_command};
+use crate::{debian, languages, models};
 
 /// Builds the library and the server, and runs the tests of every binding whose language is
 /// installed.
 pub fn run() -> Result<()> {
     let model = models::smollm2()?;
+    languages::install()?;
+    debian::install(&[("g++", "g++"), ("chromium", "chromium")])?;
     run_command(&mut command(
         "cargo build --profile checked --package pagedllm-ffi --package pagedllm-cli",
     ))?;

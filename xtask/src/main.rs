@@ -11,6 +11,7 @@ mod device_pack;
 mod dist;
 mod gguf_cut;
 mod golden;
+mod languages;
 mod models;
 mod shell;
 mod snippets;

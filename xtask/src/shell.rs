@@ -1,5 +1,6 @@
 //! Running programs, and where things are.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -19,6 +20,21 @@ pub fn cache() -> Result<PathBuf> {
     Ok(Path::new(&home).join(".cache/pagedllm"))
 }
 
+/// Where `languages` puts what it fetches.
+pub fn languages() -> Result<PathBuf> {
+    Ok(cache()?.join("languages"))
+}
+
+/// Where programs are looked for: the machine's places, then those that were fetched.
+fn path() -> OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    if let Ok(languages) = languages() {
+        path.push(":");
+        path.push(languages.join("programs"));
+    }
+    path
+}
+
 /// Where cargo puts what it builds with a profile.
 pub fn built(profile: &str) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
@@ -29,7 +45,7 @@ pub fn built(profile: &str) -> PathBuf {
 pub fn command(line: &str) -> Command {
     let mut words = line.split_whitespace();
     let mut command = Command::new(words.next().expect("a program"));
-    command.args(words);
+    command.args(words).env("PATH", path());
     command
 }
 
@@ -57,7 +73,7 @@ pub fn output(command: &mut Command) -> Result<String> {
 
 /// Whether a program is on the path; says so if it is not.
 pub fn is_installed(program: &str) -> bool {
-    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    let found = command("sh").args(["-c", &format!("command -v {program}")]).output();
     let is_installed = found.is_ok_and(|output| output.status.success());
     if !is_installed {
         println!("skipped: {program} is not installed");

@@ -3,11 +3,12 @@
 use anyhow::Result;
 
 use crate::shell::{built, command, run as run_command};
-use crate::{bindings, dist, models, zig};
+use crate::{bindings, dist, languages, models, zig};
 
 /// Fetches the models, then runs the tests of all crates, the simulator, the bindings, the clients
 /// and the package.
 pub fn run() -> Result<()> {
+    languages::install()?;
     let model = models::smollm2()?;
     models::tokenizers()?;
     let folder = models::folder()?;
