@@ -93,7 +93,7 @@ def run(command, case):
     ).stdout
     result = json.loads(output)
     assert result["tokens"] == streams * tokens, result
-    return result["wall_s"] / result["tokens"] * 1e9
+    return [result[time] / result["tokens"] * 1e9 for time in ("wall_s", "cpu_s")]
 
 
 def main():
@@ -110,12 +110,16 @@ def main():
         for case in CASES:
             for name, command in commands.items():
                 times[name, case[0]].append(run(command, case))
-    print("ns per token event, median (least, most)")
-    print("| | " + " | ".join(f"{case[0]:,} streams x {case[1]:,} tokens" for case in CASES) + " |")
-    print("|---|" + "---|" * len(CASES))
+    print("ns per token event: median (least, most) of the wall clock, median of processor time")
+    print("| | " + " | ".join(f"{case[0]:,} x {case[1]:,} tokens | cpu" for case in CASES) + " |")
+    print("|---|" + "---|---|" * len(CASES))
     for name in commands:
-        cells = [times[name, case[0]] for case in CASES]
-        cells = [f"{statistics.median(c):,.0f} ({min(c):,.0f}, {max(c):,.0f})" for c in cells]
+        cells = []
+        for case in CASES:
+            wall, cpu = zip(*times[name, case[0]])
+            middle = statistics.median
+            cells.append(f"{middle(wall):,.0f} ({min(wall):,.0f}, {max(wall):,.0f})")
+            cells.append(f"{middle(cpu):,.0f}")
         print(f"| {name} | " + " | ".join(cells) + " |")
 
 

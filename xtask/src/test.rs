@@ -3,12 +3,17 @@
 use anyhow::Result;
 
 use crate::shell::{built, command, run as run_command};
-use crate::{bindings, dist, languages, models, zig};
+use crate::{bindings, debian, dist, languages, models, zig};
 
 /// Fetches the models, then runs the tests of all crates, the simulator, the bindings, the clients
 /// and the package.
 pub fn run() -> Result<()> {
     languages::install()?;
+    debian::install(&[
+        ("cmake", "cmake"),
+        ("pkg-config", "pkg-config"),
+        ("valgrind", "valgrind"),
+    ])?;
     let model = models::smollm2()?;
     models::tokenizers()?;
     let folder = models::folder()?;

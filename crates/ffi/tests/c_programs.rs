@@ -9,7 +9,7 @@
 //! | C02 | the library can be closed at any time | `reload.c`, `leave.c`; Node: `bindings/node/test` |
 //! | C03, C05 | callbacks belong to one engine, get whole lines, and end with it | `host.c: logs_are_of_one_engine`; `log.rs` |
 //! | C04 | no thread of the library need call the host | `calls.c: one_queue_serves_many_streams`; the bindings use nothing else |
-//! | C06 | all handles take all threads; what is in use is not freed | `misuse.c: many_threads_on_one_*`; `host.c: a_handle_in_use_is_not_freed`; `loom.rs` |
+//! | C06 | all handles take all threads; what is in use is not freed | `misuse.c: many_threads_on_one_*`; `host.c: a_handle_in_use_is_not_freed`; `loom.rs`; `the_c_side_of_callbacks_and_events_has_no_race` |
 //! | C07 | a forked child is told, at once | `misuse.c: a_forked_child_is_told` |
 //! | C08 | no symbols but our own; two copies live in one process | `only_symbols_of_the_interface_are_exported`; `twins.c` |
 //! | C09 | nothing of the process is changed; no SIGPIPE | `host.c: main`, `clients_that_hang_up_do_no_harm` |
@@ -144,6 +144,26 @@ fn two_copies_of_the_library_live_in_one_process() {
         &["-std=gnu11", "-Wl,--as-needed"],
         &[&library.canonicalize().expect("the library"), &copy],
     );
+}
+
+#[test]
+fn the_c_side_of_callbacks_and_events_has_no_race() {
+    if !has("gcc") || !has("valgrind") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a folder");
+    for (source, more) in [("calls.c", None), ("host.c", Some("logs"))] {
+        let program = dir.path().join("program");
+        run(&mut compile("gcc", &format!("tests/c_abi/{source}"), &program, &["-std=gnu11"]));
+        let supp = root().join("tests/c_abi/helgrind.supp");
+        run(Command::new("valgrind")
+            .args(["--tool=helgrind", "--quiet", "--error-exitcode=9"])
+            .arg(format!("--suppressions={}", supp.display()))
+            .arg(&program)
+            .arg(root().join("tests/golden/tiny/llama"))
+            .args(more)
+            .env("LD_LIBRARY_PATH", library_dir()));
+    }
 }
 
 #[test]
