@@ -98,29 +98,38 @@ static void take_line(void *data, uint32_t level, const char *target, size_t tar
     __atomic_add_fetch(&log->lines, 1, __ATOMIC_RELAXED);
 }
 
+static pagedllm_engine *open_logged(struct log *log) {
+    pagedllm_engine_options options;
+    pagedllm_engine *engine = NULL;
+    memset(&options, 0, sizeof options);
+    options.struct_size = sizeof options;
+    options.model = log->model;
+    options.model_len = strlen(log->model);
+    options.options = TINY_OPTIONS;
+    options.options_len = strlen(TINY_OPTIONS);
+    options.log = take_line;
+    options.log_data = log;
+    options.log_level = PAGEDLLM_LOG_TRACE;
+    __atomic_store_n(&log->is_open, 1, __ATOMIC_RELEASE);
+    CHECK_STATUS(PAGEDLLM_OK, pagedllm_engine_open(&options, &engine, NULL));
+    return engine;
+}
+
+static void free_logged(struct log *log, pagedllm_engine *engine) {
+    CHECK_STATUS(PAGEDLLM_OK, pagedllm_engine_free(engine));
+    __atomic_store_n(&log->is_open, 0, __ATOMIC_RELEASE);
+}
+
 static void *open_log_and_free(void *data) {
     struct log *log = data;
-    pagedllm_engine_options options;
     CHECK_STATUS(PAGEDLLM_OK, pagedllm_queue_new(&log->queue, NULL));
     for (int round = 0; round < 10; round++) {
-        pagedllm_engine *engine = NULL;
-        memset(&options, 0, sizeof options);
-        options.struct_size = sizeof options;
-        options.model = log->model;
-        options.model_len = strlen(log->model);
-        options.options = TINY_OPTIONS;
-        options.options_len = strlen(TINY_OPTIONS);
-        options.log = take_line;
-        options.log_data = log;
-        options.log_level = PAGEDLLM_LOG_TRACE;
-        __atomic_store_n(&log->is_open, 1, __ATOMIC_RELEASE);
-        CHECK_STATUS(PAGEDLLM_OK, pagedllm_engine_open(&options, &engine, NULL));
+        pagedllm_engine *engine = open_logged(log);
         pagedllm_stream *stream = start(engine, NULL, 0, LONG_ANSWER);
         const pagedllm_event *event;
         CHECK_STATUS(PAGEDLLM_OK, pagedllm_stream_next(stream, PAGEDLLM_FOREVER, &event, NULL));
         pagedllm_event_free(event);
-        CHECK_STATUS(PAGEDLLM_OK, pagedllm_engine_free(engine));
-        __atomic_store_n(&log->is_open, 0, __ATOMIC_RELEASE);
+        free_logged(log, engine);
         CHECK_STATUS(PAGEDLLM_OK, pagedllm_stream_free(stream));
     }
     CHECK(log->lines > 0);
@@ -159,33 +168,74 @@ static void a_handle_in_use_is_not_freed(const char *model) {
     CHECK_STATUS(PAGEDLLM_OK, pagedllm_engine_free(engine));
 }
 
+/* A server on a unix socket, and a client of it that has sent a request. */
+struct site {
+    char folder[32];
+    struct sockaddr_un at;
+    pagedllm_server *server;
+};
+
+static void serve(struct site *site, pagedllm_engine *engine) {
+    char options[256];
+    memset(site, 0, sizeof *site);
+    strcpy(site->folder, "/tmp/pagedllm-XXXXXX");
+    CHECK(mkdtemp(site->folder));
+    site->at.sun_family = AF_UNIX;
+    snprintf(site->at.sun_path, sizeof site->at.sun_path, "%s/socket", site->folder);
+    snprintf(options, sizeof options, "{\"uds\": \"%s\", \"http-threads\": 1}", site->at.sun_path);
+    CHECK_STATUS(PAGEDLLM_OK,
+                 pagedllm_server_start(engine, options, strlen(options), &site->server, NULL));
+}
+
+static int ask(struct site *site, const char *head, const char *body) {
+    char request[512];
+    int client = socket(AF_UNIX, SOCK_STREAM, 0);
+    int len = snprintf(request, sizeof request,
+                       "%s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                       "Content-Length: %zu\r\n\r\n%s", head, strlen(body), body);
+    CHECK(client >= 0 && connect(client, (struct sockaddr *)&site->at, sizeof site->at) == 0);
+    CHECK(send(client, request, len, MSG_NOSIGNAL) == len);
+    return client;
+}
+
+static void close_site(struct site *site) {
+    CHECK_STATUS(PAGEDLLM_OK, pagedllm_server_stop(site->server, 60000, NULL));
+    CHECK_STATUS(PAGEDLLM_OK, pagedllm_server_free(site->server));
+    CHECK(rmdir(site->folder) == 0);
+}
+
 /* C09: a client that is gone is no signal to the host. On a unix socket the first write shows. */
 static void clients_that_hang_up_do_no_harm(pagedllm_engine *engine) {
     static const char body[] = "{\"prompt\": [264], \"max_tokens\": 400, \"ignore_eos\": true, "
                                "\"temperature\": 0, \"stream\": true}";
-    struct sockaddr_un at = {.sun_family = AF_UNIX};
-    char folder[] = "/tmp/pagedllm-XXXXXX", options[256], request[512];
-    pagedllm_server *server = NULL;
-    CHECK(mkdtemp(folder));
-    snprintf(at.sun_path, sizeof at.sun_path, "%s/socket", folder);
-    snprintf(options, sizeof options, "{\"uds\": \"%s\", \"http-threads\": 1}", at.sun_path);
-    CHECK_STATUS(PAGEDLLM_OK,
-                 pagedllm_server_start(engine, options, strlen(options), &server, NULL));
-    int len = snprintf(request, sizeof request,
-                       "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %zu\r\n"
-                       "Content-Type: application/json\r\n\r\n%s", sizeof body - 1, body);
+    struct site site;
+    serve(&site, engine);
     for (int round = 0; round < 200; round++) {
-        int client = socket(AF_UNIX, SOCK_STREAM, 0);
         char answer[64];
-        CHECK(client >= 0 && connect(client, (struct sockaddr *)&at, sizeof at) == 0);
-        CHECK(send(client, request, len, MSG_NOSIGNAL) == len);
+        int client = ask(&site, "POST /v1/completions", body);
         if (round % 2) CHECK(recv(client, answer, sizeof answer, 0) > 0);
         CHECK(close(client) == 0);
     }
-    CHECK_STATUS(PAGEDLLM_OK, pagedllm_server_stop(server, 60000, NULL));
-    CHECK_STATUS(PAGEDLLM_OK, pagedllm_server_free(server));
+    close_site(&site);
     CHECK_STATUS(PAGEDLLM_OK, pagedllm_engine_health(engine, NULL));
-    CHECK(rmdir(folder) == 0);
+}
+
+/* C03: the log ends with the handle of its engine, also where a server outlives that. */
+static void a_server_that_is_left_logs_nothing(const char *model) {
+    struct log log = {.model = model};
+    struct site site;
+    char answer[64];
+    CHECK_STATUS(PAGEDLLM_OK, pagedllm_queue_new(&log.queue, NULL));
+    pagedllm_engine *engine = open_logged(&log);
+    serve(&site, engine);
+    int client = ask(&site, "GET /health", "");
+    CHECK(recv(client, answer, sizeof answer, 0) > 0 && close(client) == 0);
+    CHECK(__atomic_load_n(&log.lines, __ATOMIC_RELAXED) > 0);
+    free_logged(&log, engine);
+    client = ask(&site, "GET /health", "");
+    CHECK(recv(client, answer, sizeof answer, 0) > 0 && close(client) == 0);
+    close_site(&site);
+    CHECK_STATUS(PAGEDLLM_OK, pagedllm_queue_free(log.queue));
 }
 
 int main(int argc, char **argv) {
@@ -202,6 +252,7 @@ int main(int argc, char **argv) {
     clients_that_hang_up_do_no_harm(engine);
     CHECK_STATUS(PAGEDLLM_OK, pagedllm_engine_free(engine));
     logs_are_of_one_engine(argv[1]);
+    a_server_that_is_left_logs_nothing(argv[1]);
     a_handle_in_use_is_not_freed(argv[1]);
     look(&after);
     for (int s = 1; s < SIGNALS; s++)

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | C01 | no panic, of a call or of a thread of the library, harms the host | `misuse.c: each_call_refuses_null_and_garbage`; `panic.rs`; `engine.rs: a_panic_of_the_engines_thread_is_a_fault` |
 //! | C02 | the library can be closed at any time | `reload.c`, `leave.c`; Node: `bindings/node/test` |
-//! | C03, C05 | callbacks belong to one engine, get whole lines, and end with it | `host.c: logs_are_of_one_engine`; `log.rs` |
+//! | C03, C05 | callbacks belong to one engine, get whole lines, and end with it | `host.c: logs_are_of_one_engine`, `a_server_that_is_left_logs_nothing`; `log.rs` |
 //! | C04 | no thread of the library need call the host | `calls.c: one_queue_serves_many_streams`; the bindings use nothing else |
 //! | C06 | all handles take all threads; what is in use is not freed | `misuse.c: many_threads_on_one_*`; `host.c: a_handle_in_use_is_not_freed`; `loom.rs`; `the_c_side_of_callbacks_and_events_has_no_race` |
 //! | C07 | a forked child is told, at once | `misuse.c: a_forked_child_is_told` |
