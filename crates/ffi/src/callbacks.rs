@@ -52,7 +52,10 @@ fn line(level: u32, target: &str, message: &str) -> String {
     };
     let mut kept = message.len();
     loop {
-        let message = &message[..message.floor_char_boundary(kept)];
+        while !message.is_char_boundary(kept) {
+            kept -= 1;
+        }
+        let message = &message[..kept];
         let line = format!("{}\n", json!({"level": level, "target": target, "message": message}));
         // Escapes make a text longer, so a cut may have to be repeated.
         if line.len() <= MAX_LINE || kept == 0 {
