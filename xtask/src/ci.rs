@@ -22,9 +22,16 @@ pub fn run() -> Result<()> {
     })?;
     stages.run("cuda", || {
         cuda_toolkit::run(&[])?;
-        let mut check =
-            command("cargo check --package pagedllm-cuda --features cuda --all-targets");
-        run_command(check.env("PAGEDLLM_CUDA_ARCHS", "sm_90a"))
+        // The executor's side too; what needs no device runs.
+        let packages = "--package pagedllm-cuda --package pagedllm-executor";
+        let features = "--features pagedllm-cuda/cuda,pagedllm-executor/cuda";
+        for line in [
+            format!("cargo check {packages} {features} --all-targets"),
+            "cargo test --package pagedllm-cuda --features cuda --lib".to_owned(),
+        ] {
+            run_command(command(&line).env("PAGEDLLM_CUDA_ARCHS", "sm_90a"))?;
+        }
+        Ok(())
     })?;
     stages.print();
     Ok(())

@@ -114,7 +114,8 @@ fn fill_in_parts(
     num_threads: usize,
     fill: &(impl Fn(Range<usize>, &mut [u8]) + Sync),
 ) {
-    let each = out.len().div_ceil(num_threads.max(1)).next_multiple_of(RANGE_BYTES);
+    let each =
+        out.len().div_ceil(num_threads.max(1)).next_multiple_of(RANGE_BYTES).max(RANGE_BYTES);
     let mut parts = out.chunks_mut(each).enumerate().map(|(index, part)| {
         let first = start + index * each;
         (first..first + part.len(), part)
