@@ -1,7 +1,7 @@
 //! What callers have put for the engine's thread, and what it shows to them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use pagedllm_core::FinishReason;
@@ -9,6 +9,7 @@ use pagedllm_scheduler::{RequestId, RequestSpec};
 
 use crate::handle::{Health, Shutdown};
 use crate::stream::EventSender;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{Constraint, EngineStats};
 
 /// A request on its way to the step loop.
@@ -116,7 +117,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(stats: Arc<Mutex<EngineStats>>) -> Self {
-        Self { inbox: Mutex::default(), mail: Condvar::new(), stats }
+        Self { inbox: Mutex::new(Inbox::default()), mail: Condvar::new(), stats }
     }
     pub(crate) fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
@@ -128,9 +129,13 @@ impl Shared {
         self.mail.notify_all();
     }
     /// Waits until there is something in the inbox.
-    pub(crate) fn wait_for_mail<'a>(&self, inbox: MutexGuard<'a, Inbox>) -> MutexGuard<'a, Inbox> {
-        self.mail
-            .wait_while(inbox, |inbox| inbox.is_empty())
-            .unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn wait_for_mail<'a>(
+        &self,
+        mut inbox: MutexGuard<'a, Inbox>,
+    ) -> MutexGuard<'a, Inbox> {
+        while inbox.is_empty() {
+            inbox = self.mail.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+        }
+        inbox
     }
 }

@@ -21,6 +21,7 @@ mod request;
 mod stats;
 mod step_loop;
 mod stream;
+mod sync;
 
 pub use config::EngineConfig;
 pub use constraint::{Constraint, ConstraintError};
