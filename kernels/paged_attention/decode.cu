@@ -14,6 +14,7 @@
 // registers.
 #include "../include/pagedllm/mma.cuh"
 #include "variant.cuh"
+#include "fp8.cuh"
 
 constexpr int MAX_WARPS = 4;
 constexpr int TILE = 16;  // positions of a tile
@@ -144,7 +145,7 @@ template <class T, int D> struct OwnToken {
     }
 };
 
-template <class T, int D, bool FUSED> __device__ void decode(const AttentionParams &p) {
+template <class T, class KV, int D, bool FUSED> __device__ void decode(const AttentionParams &p) {
     using S = Shared<D>;
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ float2 stats[MAX_WARPS][ROWS];
@@ -224,7 +225,11 @@ template <class T, int D, bool FUSED> __device__ void decode(const AttentionPara
                 entry = mine < end ? table[mine / p.block_size] : 0;
             }
             const uint32_t block = __shfl_sync(0xffffffffu, entry, ahead % 32);
-            load_tile<T, D>(p, table, block, kv_head, next, first, cached_end, stage);
+            if constexpr (sizeof(KV) == 1) {
+                load_tile_fp8<T, D, TILE, S::ROW, 32>(p, table, kv_head, lane, next, first, end, stage);
+            } else {
+                load_tile<T, D>(p, table, block, kv_head, next, first, cached_end, stage);
+            }
         }
         copy_async_commit();
         next += step;
@@ -378,11 +383,15 @@ template <class T, int D, bool FUSED> __device__ void decode(const AttentionPara
 #define INSTANCE(name, T, D)                                                                              \
     extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32)                                          \
         paged_attention_decode_##name##_d##D(const __grid_constant__ AttentionParams p) {                 \
-        decode<T, D, false>(p);                                                                           \
+        decode<T, T, D, false>(p);                                                                        \
     }                                                                                                     \
     extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32)                                          \
         paged_attention_attend_##name##_d##D(const __grid_constant__ AttentionParams p) {                 \
-        decode<T, D, true>(p);                                                                            \
+        decode<T, T, D, true>(p);                                                                         \
+    }                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32)                                          \
+        paged_attention_decode_##name##_fp8_d##D(const __grid_constant__ AttentionParams p) {             \
+        decode<T, fp8, D, false>(p);                                                                      \
     }
 #define INSTANCES(D) INSTANCE(bf16, bf16, D) INSTANCE(f16, f16, D)
 INSTANCES(64)

@@ -7,6 +7,7 @@
 // Positions outside the context are zeros in shared memory; masks do the rest.
 #include "../include/pagedllm/mma.cuh"
 #include "variant.cuh"
+#include "fp8.cuh"
 
 constexpr int STAGES = 2;
 
@@ -69,7 +70,18 @@ __device__ __forceinline__ void load_tile(const AttentionParams &p, const uint32
     }
 }
 
-template <class T, int D> __device__ void prefill(const AttentionParams &p) {
+template <class T, class KV, int D>
+__device__ __forceinline__ void load(const AttentionParams &p, const uint32_t *table, uint32_t kv_head, uint32_t begin,
+                                     uint32_t first, uint32_t end, uint32_t stage) {
+    using S = Tiling<D>;
+    if constexpr (sizeof(KV) == 1) {
+        load_tile_fp8<T, D, S::TILE, S::ROW, S::WARPS * 32>(p, table, kv_head, threadIdx.x, begin, first, end, stage);
+    } else {
+        load_tile<T, D>(p, table, kv_head, begin, first, end, stage);
+    }
+}
+
+template <class T, class KV, int D> __device__ void prefill(const AttentionParams &p) {
     using S = Tiling<D>;
     extern __shared__ __align__(16) unsigned char shared[];
     constexpr int KSTEPS = D / 16, NTILES = D / 8, COLS = S::TILE / 8, OWNED = S::OWNED, CHUNKS = D / 8;
@@ -95,7 +107,7 @@ template <class T, int D> __device__ void prefill(const AttentionParams &p) {
         const T *from = static_cast<const T *>(p.qkv) + (size_t(token) * (p.heads + 2 * p.kv_heads) + head) * D + chunk * 8;
         copy_async_16(queries + row * S::ROW + chunk * 16, from, real);
     }
-    load_tile<T, D>(p, table, kv_head, begin, first, end, ring);
+    load<T, KV, D>(p, table, kv_head, begin, first, end, ring);
     copy_async_commit();
 
     float acc[OWNED][NTILES][4], best[OWNED][2], total[OWNED][2];
@@ -111,7 +123,7 @@ template <class T, int D> __device__ void prefill(const AttentionParams &p) {
     uint32_t turn = 0;
     for (uint32_t at = begin; at < end; at += S::TILE, turn++) {
         if (at + S::TILE < end)
-            load_tile<T, D>(p, table, kv_head, at + S::TILE, first, end, ring + (turn + 1) % STAGES * S::STAGE);
+            load<T, KV, D>(p, table, kv_head, at + S::TILE, first, end, ring + (turn + 1) % STAGES * S::STAGE);
         copy_async_commit();
         copy_async_wait<1>();
         __syncthreads();
@@ -244,7 +256,11 @@ template <class T, int D> __device__ void prefill(const AttentionParams &p) {
 #define INSTANCE(name, T, D)                                                                               \
     extern "C" __global__ void __launch_bounds__(Tiling<D>::WARPS * 32)                                    \
         paged_attention_prefill_##name##_d##D(const __grid_constant__ AttentionParams p) {                 \
-        prefill<T, D>(p);                                                                                  \
+        prefill<T, T, D>(p);                                                                               \
+    }                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(Tiling<D>::WARPS * 32)                                    \
+        paged_attention_prefill_##name##_fp8_d##D(const __grid_constant__ AttentionParams p) {             \
+        prefill<T, fp8, D>(p);                                                                             \
     }
 #define INSTANCES(D) INSTANCE(bf16, bf16, D) INSTANCE(f16, f16, D)
 INSTANCES(64)

@@ -51,15 +51,16 @@ pub(crate) fn attention(
     heads_per_kv: usize,
     has_hopper: bool,
 ) -> AttentionKernels {
-    let is_16_bit = dtype == kv_dtype && dtype.size() == 2;
+    let same = dtype == kv_dtype;
+    let has_tiles = dtype.size() == 2 && (same || kv_dtype == DType::Fp8E4M3);
     let prefill_rows = if head_dim > 128 { 64 } else { 128 };
-    if is_16_bit && MMA_DIMS.contains(&head_dim) && heads_per_kv <= prefill_rows {
-        let name = suffix(dtype);
+    if has_tiles && MMA_DIMS.contains(&head_dim) && heads_per_kv <= prefill_rows {
+        let name = if same { suffix(dtype).into() } else { format!("{}_fp8", suffix(dtype)) };
         let row = head_dim * 2 + 16;
         let tile = if head_dim > 64 { 32 } else { 64 };
         let kernels = AttentionKernels {
             decode: format!("paged_attention_decode_{name}_d{head_dim}"),
-            attend: Some(format!("paged_attention_attend_{name}_d{head_dim}")),
+            attend: same.then(|| format!("paged_attention_attend_{name}_d{head_dim}")),
             prefill: format!("paged_attention_prefill_{name}_d{head_dim}"),
             decode_threads: 128,
             // 16 keys and 16 values.
@@ -71,7 +72,11 @@ pub(crate) fn attention(
             is_hopper_prefill: false,
             decode_heads: Some(16),
         };
-        return if has_hopper { with_hopper_prefill(kernels, name, head_dim) } else { kernels };
+        return if has_hopper && same {
+            with_hopper_prefill(kernels, &name, head_dim)
+        } else {
+            kernels
+        };
     }
     let name = format!("{}_{}", suffix(dtype), suffix(kv_dtype));
     AttentionKernels {
@@ -156,6 +161,9 @@ mod tests {
         assert_eq!(generic.decode, "paged_attention_decode_generic_f32_f32");
         let mixed = attention(DType::BF16, DType::F16, 64, 4, false);
         assert_eq!(mixed.prefill, "paged_attention_prefill_generic_bf16_f16");
+        let fp8 = attention(DType::BF16, DType::Fp8E4M3, 128, 4, true);
+        assert_eq!(fp8.prefill, "paged_attention_prefill_bf16_fp8_d128");
+        assert_eq!(fp8.attend, None);
         assert!(attention(DType::F16, DType::F16, 80, 4, false).decode.contains("generic"));
     }
 

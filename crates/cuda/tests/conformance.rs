@@ -41,6 +41,14 @@ fn bfloat16_with_a_float16_cache() {
     run(DType::BF16, DType::F16, &claims(DType::F16, 6e-3, 6e-3, 1e-2));
 }
 
+/// Keys and values keep three bits behind the first.
+#[test]
+fn caches_of_fp8() {
+    for (dtype, weights) in [(DType::BF16, 6e-3), (DType::F32, 2e-6)] {
+        run(dtype, DType::Fp8E4M3, &claims(DType::Fp8E4M3, weights, weights, 6e-2));
+    }
+}
+
 #[test]
 fn float32_with_a_bfloat16_cache() {
     run(DType::F32, DType::BF16, &claims(DType::BF16, 2e-6, 2e-6, 1e-2));

@@ -2,20 +2,25 @@
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <stdint.h>
 #include <type_traits>
 
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
+typedef __nv_fp8_e4m3 fp8;
 
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(f16 x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(fp8 x) { return float(x); }
 
 template <class T> __device__ __forceinline__ T from_float(float x);
 template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
 template <> __device__ __forceinline__ f16 from_float<f16>(float x) { return __float2half_rn(x); }
 template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
+// What is too large becomes the largest number, 448.
+template <> __device__ __forceinline__ fp8 from_float<fp8>(float x) { return fp8(x); }
 
 // N elements in one access; N * sizeof(T) is 4, 8 or 16.
 template <class T, int N> struct alignas(N * sizeof(T)) Vec {
