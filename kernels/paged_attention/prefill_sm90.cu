@@ -24,67 +24,84 @@ template <int D> struct Tiling {
     static constexpr int GROUPS = D > 64 ? 2 : 3;    // warpgroups that multiply
     static constexpr int ROWS = GROUPS * 64;         // crates/cuda/src/dispatch.rs: hopper_prefill
     static constexpr int THREADS = GROUPS * 128 + 128; // likewise
-    static constexpr int STAGES = D > 64 ? 2 : 4;    // likewise
+    static constexpr int STAGES = D > 64 ? 2 : 4;      // likewise
+    static constexpr int QUERY_STAGES = 2;             // likewise
     static constexpr int ATOMS = D / 64; // across
-    static constexpr uint32_t ROW_BYTES = D * 2, STAGE = TILE * ROW_BYTES;
-    static constexpr uint32_t KEYS = ROWS * ROW_BYTES; // where they lie
+    static constexpr uint32_t ROW_BYTES = D * 2, STAGE = TILE * ROW_BYTES, QUERY_STAGE = ROWS * ROW_BYTES;
+    static constexpr uint32_t KEYS = QUERY_STAGES * QUERY_STAGE; // where they lie
     static constexpr uint32_t VALUES = KEYS + STAGES * STAGE;
     static constexpr uint32_t BARRIERS = VALUES + STAGES * STAGE;
-    static constexpr uint32_t BYTES = BARRIERS + 8 * (4 * STAGES + 2);
+    static constexpr uint32_t BYTES = BARRIERS + 16 * (2 * STAGES + QUERY_STAGES);
     // Of a thread. Together they are no more than what the block starts with, or taking some would wait for ever.
     static constexpr int REGISTERS = GROUPS == 2 ? 232 : 160, LOADER_REGISTERS = GROUPS == 2 ? 40 : 32;
     static constexpr int START_REGISTERS = 65536 / THREADS / 8 * 8;
     static_assert(GROUPS * REGISTERS + LOADER_REGISTERS <= (GROUPS + 1) * START_REGISTERS, "registers");
 };
 
-// Tiles of one kind on their way through shared memory.
-template <int D> struct Ring {
-    uint32_t tiles, full, empty, turn = 0;
-    __device__ Ring(uint32_t tiles, uint32_t full, uint32_t empty) : tiles(tiles), full(full), empty(empty) {}
-    __device__ __forceinline__ uint32_t stage() const { return turn % Tiling<D>::STAGES; }
-    __device__ __forceinline__ uint32_t parity() const { return turn / Tiling<D>::STAGES & 1; }
-    __device__ __forceinline__ uint32_t tile() const { return tiles + stage() * Tiling<D>::STAGE; }
-    __device__ __forceinline__ void wait_full() const { barrier_wait(full + 8 * stage(), parity()); }
-    __device__ __forceinline__ void wait_empty() const { barrier_wait(empty + 8 * stage(), parity() ^ 1); }
+// Tiles of one kind on their way through shared memory. Its barriers are those of full stages, then
+// those of empty ones.
+template <int STAGES, uint32_t BYTES> struct Ring {
+    uint32_t tiles, barriers, turn = 0;
+    __device__ Ring(uint32_t tiles, uint32_t barriers) : tiles(tiles), barriers(barriers) {}
+    __device__ __forceinline__ void init(uint32_t writers, uint32_t readers) const {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(barriers + 8 * i, writers);
+            barrier_init(barriers + 8 * (STAGES + i), readers);
+        }
+    }
+    __device__ __forceinline__ uint32_t tile() const { return tiles + turn % STAGES * BYTES; }
+    __device__ __forceinline__ uint32_t full() const { return barriers + 8 * (turn % STAGES); }
+    __device__ __forceinline__ uint32_t empty() const { return full() + 8 * STAGES; }
+    __device__ __forceinline__ void wait_full() const { barrier_wait(full(), turn / STAGES & 1); }
+    __device__ __forceinline__ void wait_empty() const { barrier_wait(empty(), turn / STAGES & 1 ^ 1); }
     // By every warp that reads.
     __device__ __forceinline__ void release() {
-        if ((threadIdx.x & 31) == 0) barrier_arrive(empty + 8 * stage());
+        if ((threadIdx.x & 31) == 0) barrier_arrive(empty());
         turn++;
     }
 };
+template <int D> using Tiles = Ring<Tiling<D>::STAGES, Tiling<D>::STAGE>;
+template <int D> using Queries = Ring<Tiling<D>::QUERY_STAGES, Tiling<D>::QUERY_STAGE>;
 
-// What a block does.
+// An item for one kv head.
 struct Work {
     PrefillItem item;
     uint32_t kv_head, first, end; // the positions that the item's tokens see
     uint32_t last, tiles;         // the last tile's first position; how many there are
-    __device__ Work(const AttentionParams &p, uint32_t index) {
-        item = static_cast<const PrefillItem *>(p.items)[index / p.kv_heads];
-        kv_head = index % p.kv_heads;
-        first = Variant(p).first_seen(item.position);
-        end = item.position + item.count;
-        last = (end - 1) / TILE * TILE;
-        tiles = last / TILE - first / TILE + 1;
-    }
 };
 
-// Calls `f` with the block's share of `total`. Every other round goes the other way, so that sums
-// of descending sizes come out even.
-template <class F> __device__ __forceinline__ void each_work(const AttentionParams &p, uint32_t num_items, F f) {
-    const uint32_t total = num_items * p.kv_heads;
+// A block's share of all work. Every other round goes the other way, so that sums of descending
+// sizes come out even.
+struct Share {
+    const AttentionParams &p;
+    const uint32_t total;
+    uint32_t begin = 0;
     bool back = false;
-    for (uint32_t begin = 0; begin < total; begin += gridDim.x, back = !back) {
+    __device__ Share(const AttentionParams &p, uint32_t num_items) : p(p), total(num_items * p.kv_heads) {}
+    // Whether there was another one.
+    __device__ __forceinline__ bool next(Work &work) {
+        // Only the last round can have too few for all blocks.
         const uint32_t index = begin + (back ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-        if (index < total) f(Work(p, index));
+        if (index >= total) return false;
+        begin += gridDim.x;
+        back = !back;
+        work.item = static_cast<const PrefillItem *>(p.items)[index / p.kv_heads];
+        work.kv_head = index % p.kv_heads;
+        work.first = Variant(p).first_seen(work.item.position);
+        work.end = work.item.position + work.item.count;
+        work.last = (work.end - 1) / TILE * TILE;
+        work.tiles = work.last / TILE - work.first / TILE + 1;
+        return true;
     }
-}
+};
 
 // ---- Loading.
 
 // A warp loads the tiles of keys or of values. Where the cache's blocks are whole runs, lanes 0 to 7
 // bring a run each as a box. The rest is written by hand: of values, also the zeros outside the context.
 template <class T, int D, bool VALUES>
-__device__ __forceinline__ void load_context(const AttentionParams &p, const Work &work, Ring<D> &ring, const TensorMap &map) {
+__device__ __forceinline__ void load_context(const AttentionParams &p, const Work &work, Tiles<D> &ring,
+                                             const TensorMap &map) {
     using S = Tiling<D>;
     constexpr uint32_t CHUNKS = D / 8, BOX = RUN * S::ROW_BYTES;
     const uint32_t *table = p.block_tables + size_t(work.item.sequence) * p.table_stride;
@@ -104,7 +121,7 @@ __device__ __forceinline__ void load_context(const AttentionParams &p, const Wor
         const uint32_t row = boxed ? row_of(start) : 0;
         const uint32_t boxes = __popc(__ballot_sync(0xffffffffu, boxed));
         uint32_t by_hand = __ballot_sync(0xffffffffu, lane < RUNS && !boxed && (VALUES || touched));
-        const uint32_t tile = ring.tile(), full = ring.full + 8 * ring.stage();
+        const uint32_t tile = ring.tile(), full = ring.full();
         ring.wait_empty();
         if (lane == 0) {
             if (by_hand) barrier_expect(full, boxes * BOX);
@@ -115,7 +132,7 @@ __device__ __forceinline__ void load_context(const AttentionParams &p, const Wor
         if (by_hand) {
             for (; by_hand; by_hand &= by_hand - 1) {
                 const uint32_t begin = (__ffs(by_hand) - 1) * RUN;
-#pragma unroll 2
+#pragma unroll 4
                 for (uint32_t i = lane; i < RUN * CHUNKS; i += 32) {
                     const uint32_t row = begin + i / CHUNKS, chunk = i % CHUNKS, position = at + row;
                     uint4 x = make_uint4(0, 0, 0, 0);
@@ -138,15 +155,17 @@ __device__ __forceinline__ void load_context(const AttentionParams &p, const Wor
 template <class T, int D>
 __device__ __forceinline__ void load_queries(const AttentionParams &p, const Work &work, uint32_t queries) {
     using S = Tiling<D>;
-    constexpr uint32_t CHUNKS = D / 8;
-    const uint32_t group = p.heads / p.kv_heads, rows = work.item.count * group;
+    constexpr uint32_t CHUNKS = D / 8, STEP = 64 / CHUNKS;
+    const uint32_t group = p.heads / p.kv_heads, rows = work.item.count * group, chunk = threadIdx.x % CHUNKS;
+    // Division by `group`, exact while rows and group are at most 256.
+    const uint32_t inverse = (65536 + group - 1) / group;
     const size_t stride = size_t(p.heads + 2 * p.kv_heads) * D;
-    const T *from = static_cast<const T *>(p.qkv) + work.item.token * stride + work.kv_head * group * D;
-    for (uint32_t i = threadIdx.x - 64; i < S::ROWS * CHUNKS; i += 64) {
-        const uint32_t row = i / CHUNKS, chunk = i % CHUNKS, token = row / group;
+    const T *from = static_cast<const T *>(p.qkv) + work.item.token * stride + work.kv_head * group * D + chunk * 8;
+#pragma unroll 4
+    for (uint32_t row = (threadIdx.x - 64) / CHUNKS; row < S::ROWS; row += STEP) {
         const bool real = row < rows;
-        const T *source = real ? from + token * stride + (row - token * group) * D + chunk * 8 : from;
-        copy_async_16(queries + swizzled<S::ATOMS>(row, chunk), source, real);
+        const uint32_t token = real ? row * inverse >> 16 : 0, head = real ? row - token * group : 0;
+        copy_async_16(queries + swizzled<S::ATOMS>(row, chunk), from + token * stride + head * D, real);
     }
     copy_async_commit();
     copy_async_wait<0>();
@@ -155,7 +174,7 @@ __device__ __forceinline__ void load_queries(const AttentionParams &p, const Wor
 
 // ---- Multiplying.
 
-// Rows of the output: this lane's part of row `quad` of a warp's tile, as words of two columns, becomes whole vectors.
+// A row of the output. The four lanes that share it hold words of two columns, and write whole vectors.
 template <class T, int D, class F> __device__ __forceinline__ void store_row(T *to, bool real, F word) {
     const uint32_t lane = threadIdx.x & 31;
     const bool high = lane & 2, odd = lane & 1;
@@ -230,173 +249,185 @@ template <class T, int D> struct Rows {
         }
         products_commit();
     }
-    __device__ __forceinline__ void issue_values(uint64_t values) {
+    // The first time they replace what was in `acc`.
+    __device__ __forceinline__ void issue_values(uint64_t values, bool add) {
 #pragma unroll
-        for (int k = 0; k < TILE / 16; k++) product_transposed<T>(acc, weights[k], values + (k * 16 * D * 2 >> 4));
+        for (int k = 0; k < TILE / 16; k++)
+            product_transposed<T>(acc, weights[k], values + (k * 16 * D * 2 >> 4), k > 0 || add);
         products_commit();
     }
 };
 
-// One warpgroup's rows of one work.
+// One warpgroup's rows of all the block's work. The first scores of the next work are under way
+// while results are written.
 template <class T, int D>
-__device__ __forceinline__ void attend(const AttentionParams &p, const Work &work, uint32_t warpgroup, uint32_t queries,
-                                       Ring<D> &keys, Ring<D> &values, uint32_t query_full, uint32_t query_empty, uint32_t query_parity) {
+__device__ __forceinline__ void multiply(const AttentionParams &p, uint32_t num_items, uint32_t warpgroup,
+                                         Queries<D> &queries, Tiles<D> &keys, Tiles<D> &values) {
     using S = Tiling<D>;
     const Variant variant(p);
     const uint32_t lane = threadIdx.x & 31, quad = lane >> 2, pair = (lane & 3) * 2;
-    const uint32_t group = p.heads / p.kv_heads, rows = work.item.count * group, position = work.item.position;
+    const uint32_t group = p.heads / p.kv_heads;
     const uint32_t row = warpgroup * 64 + (threadIdx.x >> 5 & 3) * 16 + quad;
-    // Of the lane's two rows.
-    const uint32_t tokens[2] = {row < rows ? row / group : 0, row + 8 < rows ? (row + 8) / group : 0};
     const float factor = variant.soft_cap > 0.f ? 1.f : variant.scale * LOG2_E;
-    const uint64_t query_matrix = describe<S::ATOMS>(queries + warpgroup * 64 * S::ROW_BYTES);
 
     Rows<T, D> x;
-    const auto mask = [&](uint32_t at) {
-        if (variant.soft_cap > 0.f) {
+    const auto issue_scores = [&] {
+        products_fence();
+        const uint32_t mine = queries.tile() + warpgroup * 64 * S::ROW_BYTES;
+        x.issue_scores(describe<S::ATOMS>(mine), describe<S::ATOMS>(keys.tile()));
+    };
+    const auto issue_values = [&](bool add) {
+        products_fence();
+        x.issue_values(describe<S::ATOMS>(values.tile()), add);
+    };
+    const auto write = [&](const Work &work) {
 #pragma unroll
-            for (int i = 0; i < TILE / 2; i++) x.scores[i] = capped(x.scores[i], variant);
-        }
-        if (at + TILE > position + 1) {
-#pragma unroll
-            for (int i = 0; i < TILE / 2; i++) {
-                const int most = int(position + tokens[i >> 1 & 1] - at) - int(pair);
-                if (i / 4 * 8 + (i & 1) > most) x.scores[i] = -INFINITY;
+        for (int r = 0; r < 2; r++) {
+            float sum = x.total[r], share = 1;
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            const uint32_t rows = work.item.count * group, token = row + 8 * r < rows ? (row + 8 * r) / group : 0;
+            const uint32_t head = work.kv_head * group + (row + 8 * r - token * group);
+            const bool real = row + 8 * r < rows;
+            if (p.sinks && real) {
+                const float sink = p.sinks[head] * LOG2_E, over = fmaxf(x.best[r], sink);
+                share = weight_of(x.best[r], over);
+                sum = sum * share + exp2f(sink - over);
             }
-        }
-        if (at < variant.first_seen(work.end - 1)) {
-#pragma unroll
-            for (int i = 0; i < TILE / 2; i++) {
-                const int least = int(variant.first_seen(position + tokens[i >> 1 & 1]) - at) - int(pair);
-                if (i / 4 * 8 + (i & 1) < least) x.scores[i] = -INFINITY;
-            }
+            share /= sum;
+            T *to = static_cast<T *>(p.out) + (size_t(work.item.token + token) * p.heads + head) * D;
+            store_row<T, D>(to, real, [&](int n) {
+                return pack_pair<T>(x.acc[n * 4 + r * 2] * share, x.acc[n * 4 + r * 2 + 1] * share);
+            });
         }
     };
-    const auto release_queries = [&] {
-        if (lane == 0) barrier_arrive(query_empty);
-    };
-    x.best[0] = x.best[1] = -INFINITY;
-    x.total[0] = x.total[1] = 0;
-
-    barrier_wait(query_full, query_parity);
-    keys.wait_full();
-    products_fence();
-    x.issue_scores(query_matrix, describe<S::ATOMS>(keys.tile()));
+    Share share(p, num_items);
+    Work work;
+    if (!share.next(work)) return;
 #pragma unroll
     for (int i = 0; i < D / 2; i++) x.acc[i] = 0;
-    products_wait<0>();
-    pin(x.scores);
-    keys.release();
-    if (work.tiles == 1) release_queries();
-    mask(work.last);
-    x.soften(factor);
-    x.pack();
-    uint32_t at = work.last;
-    for (uint32_t n = 1; n < work.tiles; n++) {
-        at -= TILE;
-        keys.wait_full();
-        named_sync(1 + warpgroup, 256);
-        products_fence();
-        x.issue_scores(query_matrix, describe<S::ATOMS>(keys.tile()));
-        values.wait_full();
-        products_fence();
-        x.issue_values(describe<S::ATOMS>(values.tile()));
-        named_arrive(1 + (warpgroup + 1) % S::GROUPS, 256);
-        products_wait<1>();
+    queries.wait_full();
+    keys.wait_full();
+    issue_scores();
+    for (;;) {
+        const uint32_t rows = work.item.count * group, position = work.item.position;
+        // Of the lane's two rows.
+        const uint32_t tokens[2] = {row < rows ? row / group : 0, row + 8 < rows ? (row + 8) / group : 0};
+        const auto mask = [&](uint32_t at) {
+            if (variant.soft_cap > 0.f) {
+#pragma unroll
+                for (int i = 0; i < TILE / 2; i++) x.scores[i] = capped(x.scores[i], variant);
+            }
+            if (at + TILE > position + 1) {
+#pragma unroll
+                for (int i = 0; i < TILE / 2; i++) {
+                    const int most = int(position + tokens[i >> 1 & 1] - at) - int(pair);
+                    if (i / 4 * 8 + (i & 1) > most) x.scores[i] = -INFINITY;
+                }
+            }
+            if (at < variant.first_seen(work.end - 1)) {
+#pragma unroll
+                for (int i = 0; i < TILE / 2; i++) {
+                    const int least = int(variant.first_seen(position + tokens[i >> 1 & 1]) - at) - int(pair);
+                    if (i / 4 * 8 + (i & 1) < least) x.scores[i] = -INFINITY;
+                }
+            }
+        };
+        x.best[0] = x.best[1] = -INFINITY;
+        x.total[0] = x.total[1] = 0;
+        products_wait<0>();
         pin(x.scores);
         keys.release();
-        if (n + 1 == work.tiles) release_queries();
-        mask(at);
+        if (work.tiles == 1) queries.release();
+        mask(work.last);
         x.soften(factor);
+        x.pack();
+        uint32_t at = work.last;
+        for (uint32_t n = 1; n < work.tiles; n++) {
+            at -= TILE;
+            keys.wait_full();
+            named_sync(1 + warpgroup, 256);
+            issue_scores();
+            values.wait_full();
+            issue_values(n > 1);
+            named_arrive(1 + (warpgroup + 1) % S::GROUPS, 256);
+            products_wait<1>();
+            pin(x.scores);
+            keys.release();
+            if (n + 1 == work.tiles) queries.release();
+            mask(at);
+            x.soften(factor);
+            products_wait<0>();
+            pin(x.acc);
+            values.release();
+            x.rescale();
+            x.pack();
+        }
+        values.wait_full();
+        issue_values(work.tiles > 1);
+        Work next = work;
+        const bool more = share.next(next);
         products_wait<0>();
         pin(x.acc);
         values.release();
-        x.rescale();
-        x.pack();
+        if (!more) break;
+        queries.wait_full();
+        keys.wait_full();
+        issue_scores();
+        write(work);
+        work = next;
     }
-    values.wait_full();
-    products_fence();
-    x.issue_values(describe<S::ATOMS>(values.tile()));
-    products_wait<0>();
-    pin(x.acc);
-    values.release();
-
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float sum = x.total[r], share = 1;
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        const uint32_t head = work.kv_head * group + (row + 8 * r - tokens[r] * group);
-        const bool real = row + 8 * r < rows;
-        if (p.sinks && real) {
-            const float sink = p.sinks[head] * LOG2_E, over = fmaxf(x.best[r], sink);
-            share = weight_of(x.best[r], over);
-            sum = sum * share + exp2f(sink - over);
-        }
-        share /= sum;
-        T *to = static_cast<T *>(p.out) + (size_t(work.item.token + tokens[r]) * p.heads + head) * D;
-        store_row<T, D>(to, real, [&](int n) {
-            return pack_pair<T>(x.acc[n * 4 + r * 2] * share, x.acc[n * 4 + r * 2 + 1] * share);
-        });
-    }
+    write(work);
 }
 
 template <class T, int D>
-__device__ void prefill(const AttentionParams &p, const TensorMap &key_map, const TensorMap &value_map, uint32_t num_items) {
+__device__ void prefill(const AttentionParams &p, const TensorMap &key_map, const TensorMap &value_map,
+                        uint32_t num_items) {
     using S = Tiling<D>;
     extern __shared__ __align__(1024) unsigned char shared[];
-    const uint32_t queries = shared_address(shared), barriers = queries + S::BARRIERS;
-    const uint32_t query_full = barriers + 8 * 4 * S::STAGES, query_empty = query_full + 8;
+    const uint32_t start = shared_address(shared), barriers = start + S::BARRIERS;
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
-    Ring<D> keys(queries + S::KEYS, barriers, barriers + 8 * S::STAGES);
-    Ring<D> values(queries + S::VALUES, barriers + 16 * S::STAGES, barriers + 24 * S::STAGES);
+    Tiles<D> keys(start + S::KEYS, barriers), values(start + S::VALUES, barriers + 16 * S::STAGES);
+    Queries<D> queries(start, barriers + 32 * S::STAGES);
     let_next_start();
     if (threadIdx.x == 0) {
-        for (int i = 0; i < S::STAGES; i++) {
-            barrier_init(keys.full + 8 * i, 1);
-            barrier_init(values.full + 8 * i, 1);
-            barrier_init(keys.empty + 8 * i, 4 * S::GROUPS);
-            barrier_init(values.empty + 8 * i, 4 * S::GROUPS);
-        }
-        barrier_init(query_full, 64);
-        barrier_init(query_empty, 4 * S::GROUPS);
+        keys.init(1, 4 * S::GROUPS);
+        values.init(1, 4 * S::GROUPS);
+        queries.init(64, 4 * S::GROUPS);
         fence_barrier_init();
     }
     __syncthreads();
     wait_for_inputs();
-    uint32_t parity = 0;
     if (warpgroup == 0) {
         give_registers<S::LOADER_REGISTERS>();
         const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+        Share share(p, num_items);
+        Work work;
         if (warp == 0) {
-            each_work(p, num_items, [&](const Work &work) { load_context<T, D, false>(p, work, keys, key_map); });
+            while (share.next(work)) load_context<T, D, false>(p, work, keys, key_map);
         } else if (warp == 1) {
-            each_work(p, num_items, [&](const Work &work) { load_context<T, D, true>(p, work, values, value_map); });
+            while (share.next(work)) load_context<T, D, true>(p, work, values, value_map);
         } else {
-            each_work(p, num_items, [&](const Work &work) {
-                barrier_wait(query_empty, parity ^ 1);
-                load_queries<T, D>(p, work, queries);
-                barrier_arrive(query_full);
-                parity ^= 1;
-            });
+            for (; share.next(work); queries.turn++) {
+                queries.wait_empty();
+                load_queries<T, D>(p, work, queries.tile());
+                barrier_arrive(queries.full());
+            }
         }
     } else {
         take_registers<S::REGISTERS>();
         const uint32_t mine = warpgroup - 1;
         if (mine == S::GROUPS - 1) named_arrive(1, 256);
-        each_work(p, num_items, [&](const Work &work) {
-            attend<T, D>(p, work, mine, queries, keys, values, query_full, query_empty, parity);
-            parity ^= 1;
-        });
+        multiply<T, D>(p, num_items, mine, queries, keys, values);
         if (mine == 0) named_sync(1, 256);
     }
 }
 
 #define INSTANCE(name, T, D)                                                                               \
     extern "C" __global__ void __launch_bounds__(Tiling<D>::THREADS, 1)                                    \
-        paged_attention_prefill_sm90_##name##_d##D(const __grid_constant__ AttentionParams p,              \
-                                                   const __grid_constant__ TensorMap keys,                 \
-                                                   const __grid_constant__ TensorMap values, uint32_t num_items) { \
+        paged_attention_prefill_sm90_##name##_d##D(                                                        \
+            const __grid_constant__ AttentionParams p, const __grid_constant__ TensorMap keys,             \
+            const __grid_constant__ TensorMap values, uint32_t num_items) {                                \
         prefill<T, D>(p, keys, values, num_items);                                                         \
     }
 #define INSTANCES(D) INSTANCE(bf16, bf16, D) INSTANCE(f16, f16, D)

@@ -105,8 +105,8 @@ fn with_hopper_prefill(kernels: AttentionKernels, name: &str, head_dim: usize) -
     AttentionKernels {
         prefill: format!("paged_attention_prefill_sm90_{name}_d{head_dim}"),
         prefill_threads: (warpgroups + 1) * 128,
-        // The queries, the rings of keys and values, and the barriers.
-        prefill_shared: (warpgroups * 64 + 2 * stages * 128) * row + 8 * (4 * stages + 2),
+        // Two tiles of queries, the rings of keys and values, and the barriers.
+        prefill_shared: (2 * warpgroups * 64 + 2 * stages * 128) * row + 16 * (2 * stages + 2),
         prefill_rows: warpgroups * 64,
         is_hopper_prefill: true,
         ..kernels
@@ -173,11 +173,11 @@ mod tests {
         assert!(kernels.is_hopper_prefill);
         assert_eq!(kernels.prefill, "paged_attention_prefill_sm90_bf16_d128");
         assert_eq!((kernels.prefill_rows, kernels.prefill_threads), (128, 384));
-        assert_eq!(kernels.prefill_shared, 163_920);
+        assert_eq!(kernels.prefill_shared, 196_704);
         assert_eq!(kernels.decode, "paged_attention_decode_bf16_d128");
         let narrow = attention(DType::F16, DType::F16, 64, 8, true);
         assert_eq!((narrow.prefill_rows, narrow.prefill_threads), (192, 512));
-        assert_eq!(narrow.prefill_shared, 155_792);
+        assert_eq!(narrow.prefill_shared, 180_384);
         for (dtype, head_dim) in [(DType::BF16, 96), (DType::F16, 256), (DType::F32, 128)] {
             assert_eq!(
                 attention(dtype, dtype, head_dim, 4, true),

@@ -25,15 +25,19 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ __forceinline__ void barrier_arrive_expecting(uint32_t barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                 : "memory");
 }
 // Expects more bytes without arriving.
 __device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 // Makes what barrier_init wrote visible to tensor copies.
-__device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-// Waits until the phase of `parity` is complete. The one before the first counts as complete, with parity 1.
+__device__ __forceinline__ void fence_barrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Waits until the phase of `parity` is complete. The one before the first counts as complete, with
+// parity 1.
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
     asm volatile("{\n"
                  ".reg .pred done;\n"
@@ -47,8 +51,11 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 __device__ __forceinline__ void store_shared(uint32_t to, uint4 x) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
-// Makes this thread's writes to shared memory visible to wgmma and to tensor copies, once a barrier has passed.
-__device__ __forceinline__ void fence_shared_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Makes this thread's writes to shared memory visible to wgmma and to tensor copies, once a barrier
+// has passed.
+__device__ __forceinline__ void fence_shared_writes() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 // Barriers of a block by number; 0 is __syncthreads.
 __device__ __forceinline__ void named_sync(uint32_t barrier, uint32_t threads) {
@@ -68,12 +75,10 @@ struct alignas(64) TensorMap {
 // Copies the map's box from rows `8 eights` on; its bytes arrive at `barrier`. The map sees a matrix as columns of
 // an atom, rows of an atom, atoms across, atoms down.
 __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap &map, uint32_t eights, uint32_t barrier) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %2, %3}], [%4];" ::"r"(to),
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%2, %2, %2, %3}], [%4];" ::"r"(to),
                  "l"(&map), "r"(0), "r"(eights), "r"(barrier)
                  : "memory");
-}
-__device__ __forceinline__ void prefetch_map(const TensorMap &map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
 // ---- Registers of a warpgroup.
@@ -90,7 +95,8 @@ template <int N> __device__ __forceinline__ void give_registers() {
 
 // Names a matrix with ATOMS atoms across.
 template <int ATOMS> __device__ __forceinline__ uint64_t describe(uint32_t address) {
-    constexpr uint64_t SWIZZLED_128 = uint64_t(1) << 62, DOWN = uint64_t(ATOMS * ATOM >> 4) << 32, ACROSS = uint64_t(ATOM >> 4) << 16;
+    constexpr uint64_t SWIZZLED_128 = uint64_t(1) << 62;
+    constexpr uint64_t DOWN = uint64_t(ATOMS * ATOM >> 4) << 32, ACROSS = uint64_t(ATOM >> 4) << 16;
     return SWIZZLED_128 | DOWN | ACROSS | (address & 0x3ffff) >> 4;
 }
 __device__ __forceinline__ void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -115,9 +121,9 @@ template <int N> __device__ __forceinline__ void pin(float (&x)[N]) {
 
 // d (+)= a . b^T of two matrices in shared memory whose rows are summed along.
 template <class T, bool ADD> __device__ __forceinline__ void product(float (&d)[64], uint64_t a, uint64_t b);
-// d += a . b of registers and a matrix in shared memory whose rows are summed over.
-template <class T> __device__ __forceinline__ void product_transposed(float (&d)[32], const uint32_t (&a)[4], uint64_t b);
-template <class T> __device__ __forceinline__ void product_transposed(float (&d)[64], const uint32_t (&a)[4], uint64_t b);
+// d += a . b, or d = a . b, of registers and a matrix in shared memory whose rows are summed over.
+template <class T> __device__ __forceinline__ void product_transposed(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add);
+template <class T> __device__ __forceinline__ void product_transposed(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool add);
 
 #define PRODUCTS(T, NAME)                                                                                         \
     template <> __device__ __forceinline__ void product<T, false>(float (&d)[64], uint64_t a, uint64_t b) {        \
@@ -130,17 +136,17 @@ template <class T> __device__ __forceinline__ void product_transposed(float (&d)
                      "wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME                                 \
                      " {" NAMES_64 "}, %64, %65, add, 1, 1, 0, 0; }" : OUT_32(d, 0), OUT_32(d, 32) : "l"(a), "l"(b)); \
     }                                                                                                             \
-    template <> __device__ __forceinline__ void product_transposed<T>(float (&d)[64], const uint32_t (&a)[4], uint64_t b) { \
-        asm volatile("{ .reg .pred add; setp.eq.b32 add, 0, 0;"                                                   \
+    template <> __device__ __forceinline__ void product_transposed<T>(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool add) { \
+        asm volatile("{ .reg .pred add; setp.ne.b32 add, %69, 0;"                                                 \
                      "wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME                                 \
                      " {" NAMES_64 "}, {%64,%65,%66,%67}, %68, add, 1, 1, 1; }" : OUT_32(d, 0), OUT_32(d, 32)     \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                       \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));                                       \
     }                                                                                                             \
-    template <> __device__ __forceinline__ void product_transposed<T>(float (&d)[32], const uint32_t (&a)[4], uint64_t b) { \
-        asm volatile("{ .reg .pred add; setp.eq.b32 add, 0, 0;"                                                   \
+    template <> __device__ __forceinline__ void product_transposed<T>(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) { \
+        asm volatile("{ .reg .pred add; setp.ne.b32 add, %37, 0;"                                                 \
                      "wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME                                  \
                      " {" NAMES_32 "}, {%32,%33,%34,%35}, %36, add, 1, 1, 1; }" : OUT_32(d, 0)                    \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                       \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)));                                       \
     }
 PRODUCTS(bf16, "bf16")
 PRODUCTS(f16, "f16")
