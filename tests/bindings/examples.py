@@ -56,7 +56,8 @@ def main():
             lines = len(source.read_text().splitlines())
             assert lines <= MAX_LINES, f"{source} has {lines} lines"
             words = [*programs.build(language, source), str(given.model)]
-            pieces = answer(programs, [*words, question(language, "Explain gravity in three sentences.")])
+            short = question(language, "Explain gravity in three sentences.")
+            pieces = answer(programs, [*words, short])
             text = b"".join(pieces).decode()
             assert len(text) > 3 and "[cancelled]" not in text, text
             assert len(pieces) > 2, f"{len(pieces)} pieces: {text}"

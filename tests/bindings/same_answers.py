@@ -132,7 +132,8 @@ def compare(programs, language, model, expected):
 def main():
     given = arguments()
     expected = from_server(given.binary, given.model)
-    assert all(len(answer[0].split()) == PARAMS["max_tokens"] for answer in expected[: len(PROMPTS)])
+    for answer in expected[: len(PROMPTS)]:
+        assert len(answer[0].split()) == PARAMS["max_tokens"], answer
     with Programs(given.library) as programs, ThreadPoolExecutor(os.cpu_count()) as pool:
         run = partial(compare, programs, model=given.model, expected=expected)
         for line in pool.map(run, installed()):
