@@ -9,11 +9,7 @@ use crate::{bindings, debian, dist, languages, models, zig};
 /// and the package.
 pub fn run() -> Result<()> {
     languages::install()?;
-    debian::install(&[
-        ("cmake", "cmake"),
-        ("pkg-config", "pkg-config"),
-        ("valgrind", "valgrind"),
-    ])?;
+    debian::install(&[("cmake", "cmake"), ("pkg-config", "pkg-config"), ("valgrind", "valgrind")])?;
     let model = models::smollm2()?;
     models::tokenizers()?;
     let folder = models::folder()?;
