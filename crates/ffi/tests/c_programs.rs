@@ -159,6 +159,8 @@ fn the_c_side_of_callbacks_and_events_has_no_race() {
         let supp = root().join("tests/c_abi/helgrind.supp");
         run(Command::new("valgrind")
             .args(["--tool=helgrind", "--quiet", "--error-exitcode=9"])
+            // Waiting threads would else keep the one processor from those that work.
+            .args(["--fair-sched=yes", "--history-level=approx"])
             .arg(format!("--suppressions={}", supp.display()))
             .arg(&program)
             .arg(root().join("tests/golden/tiny/llama"))
