@@ -523,6 +523,12 @@ fn a_full_queue_says_when_to_come_again() {
     assert_eq!(refused.check_error(429)["type"], "rate_limit_error");
     let seconds: u64 = refused.header("retry-after").expect("a time").parse().expect("seconds");
     assert!(seconds >= 1);
+    // The counters know of what runs after its first step; before that, all looks at rest.
+    let end = Instant::now() + LONG;
+    while world.llm.stats().num_running == 0 {
+        assert!(Instant::now() < end, "nothing runs");
+        std::thread::yield_now();
+    }
     drop(waiting);
     world.comes_to_rest();
 }
