@@ -485,6 +485,10 @@ fn ids_outside_the_vocabulary_are_refused_by_name_h21_h22_h23_h24() {
         let body = json!({"prompt": "a", "allowed_token_ids": wrong});
         refused(&service, Endpoint::Completions, &body, "allowed_token_ids");
     }
+    // Nothing would be left to draw.
+    let body = json!({"prompt": "a", "allowed_token_ids": [7, 8], "stop_token_ids": [7, 8, 9],
+        "min_tokens": 1});
+    refused(&service, Endpoint::Completions, &body, "allowed_token_ids");
 }
 
 #[test]

@@ -31,8 +31,8 @@ pub enum Error {
     },
     /// Prompt and output do not fit the model.
     #[error(
-        "the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, but the context \
-         holds {max_model_len} tokens"
+        "the prompt has {prompt_tokens} tokens and {max_tokens} more are asked for (max_tokens), \
+         but the context holds {max_model_len} tokens"
     )]
     ContextLength {
         /// Tokens of the prompt.

@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use pagedllm_checkpoint::{CheckpointFormat, SamplingDefaults};
-use pagedllm_core::TokenId;
+use pagedllm_core::{SamplingParams, TokenId};
 use pagedllm_engine::{
     Engine, EngineConfig, EngineHandle, EngineStats, EventSender, Executor, Health, Refused,
     Rejected, Request, Shutdown, event_channel,
@@ -213,6 +213,7 @@ impl Llm {
         };
         self.check_context(&prompt, request.sampling.max_tokens as usize)?;
         request.sampling.check(inner.description.vocab_size)?;
+        self.check_allowed(&request.sampling)?;
         let stop = StopMatcher::new(&request.stop, request.include_stop_str_in_output)
             .map_err(|error| Error::Request { param: "stop", message: error.to_string() })?;
         if inner.tokenizer.is_none() && !request.stop.is_empty() {
@@ -265,6 +266,24 @@ impl Llm {
         if prompt.len().saturating_add(max_tokens) > max_model_len {
             let prompt_tokens = prompt.len();
             return Err(Error::ContextLength { prompt_tokens, max_tokens, max_model_len });
+        }
+        Ok(())
+    }
+
+    /// Something must be left to draw while `min_tokens` forbids what ends an answer.
+    fn check_allowed(&self, sampling: &SamplingParams) -> Result<(), Error> {
+        let eos = &self.0.description.eos_token_ids;
+        let ends = |token: &TokenId| {
+            sampling.stop_token_ids.contains(token) || (!sampling.ignore_eos && eos.contains(token))
+        };
+        if sampling.min_tokens > 0
+            && sampling.allowed_token_ids.as_ref().is_some_and(|allowed| allowed.iter().all(ends))
+        {
+            let message = format!(
+                "all of them end the answer, which min_tokens = {} forbids at first",
+                sampling.min_tokens
+            );
+            return Err(Error::Request { param: "allowed_token_ids", message });
         }
         Ok(())
     }
