@@ -3,12 +3,14 @@
 // An [Engine] owns one model. Requests give a [Stream], whose events arrive on one goroutine for
 // all streams of an engine: a thousand streams cost one thread in C. Nothing of C calls into Go.
 //
-// The package links libpagedllm; CGO_LDFLAGS=-L<folder> says where it is.
+// The package links libpagedllm; CGO_LDFLAGS=-L<folder> says where it is. The build tag
+// pagedllm_static puts the static library into the program.
 package pagedllm
 
 /*
 #cgo CFLAGS: -I${SRCDIR}/../../include
-#cgo LDFLAGS: -lpagedllm
+#cgo !pagedllm_static LDFLAGS: -lpagedllm
+#cgo pagedllm_static LDFLAGS: -l:libpagedllm.a -lpthread -ldl -lm
 #include "pagedllm.h"
 #include <string.h>
 

@@ -48,6 +48,12 @@ fn own_tests(folder: &Path, library: &Path) -> Result<()> {
                     .env("LD_LIBRARY_PATH", folder),
             )?;
         }
+        // The library inside of the program, with no folder to find it in.
+        run_command(
+            command("go test -tags pagedllm_static ./...")
+                .current_dir(bindings.join("go"))
+                .env("CGO_LDFLAGS", format!("-L{}", folder.display())),
+        )?;
     }
     if is_installed("python3") {
         run_command(
