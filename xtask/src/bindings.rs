@@ -40,7 +40,7 @@ pub fn run() -> Result<()> {
 fn own_tests(folder: &Path, library: &Path) -> Result<()> {
     let bindings = root().join("bindings");
     if is_installed("go") {
-        for line in ["go vet ./...", "go test -race ./..."] {
+        for line in ["go vet ./...", "go test -race -count=1 ./..."] {
             run_command(
                 command(line)
                     .current_dir(bindings.join("go"))
@@ -50,7 +50,7 @@ fn own_tests(folder: &Path, library: &Path) -> Result<()> {
         }
         // The library inside of the program, with no folder to find it in.
         run_command(
-            command("go test -tags pagedllm_static ./...")
+            command("go test -count=1 -tags pagedllm_static ./...")
                 .current_dir(bindings.join("go"))
                 .env("CGO_LDFLAGS", format!("-L{}", folder.display())),
         )?;
