@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use pagedllm_core::FinishReason;
 
-use crate::handle::{Health, Shutdown};
+use crate::handle::Health;
 use crate::inbox::{Mail, Shared};
 use crate::step_loop::StepLoop;
 use crate::{ExecutorError, Progress};
@@ -47,6 +47,8 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 fn serve(step_loop: &mut StepLoop, shared: &Shared) -> Result<(), ExecutorError> {
     let mut mail = Mail::default();
     let mut ended = Vec::new();
+    // Whether to end once all requests have, and when those that have not are cancelled.
+    let mut is_last_call = false;
     let mut last_turn: Option<Instant> = None;
     loop {
         let is_idle = step_loop.is_idle();
@@ -55,7 +57,7 @@ fn serve(step_loop: &mut StepLoop, shared: &Shared) -> Result<(), ExecutorError>
         inbox.forget(&mut ended);
         inbox.num_waiting = step_loop.scheduler().num_waiting();
         inbox.drain_interval = step_loop.drain_interval();
-        if is_idle && last_turn.is_none() {
+        if is_idle && !is_last_call {
             inbox = shared.wait_for_mail(inbox);
         }
         inbox.take(&mut mail);
@@ -68,17 +70,14 @@ fn serve(step_loop: &mut StepLoop, shared: &Shared) -> Result<(), ExecutorError>
         }
         // Before the step runs, so that the places of cancelled requests are free at once.
         shared.inbox().num_waiting = step_loop.scheduler().num_waiting();
-        match mail.shutdown.take() {
-            Some(Shutdown::Now) => last_turn = Some(Instant::now()),
-            Some(Shutdown::Drain { timeout }) => {
-                last_turn = Some(Instant::now().checked_add(timeout).unwrap_or_else(Instant::now));
-            }
-            None => {}
+        if let Some(wish) = mail.shutdown.take() {
+            is_last_call = true;
+            last_turn = last_turn.into_iter().chain(wish.last_turn()).min();
         }
         if last_turn.is_some_and(|last| Instant::now() >= last) {
             step_loop.end_all(FinishReason::Cancelled);
         }
-        if step_loop.turn()? == Progress::Idle && last_turn.is_some() {
+        if step_loop.turn()? == Progress::Idle && is_last_call {
             return Ok(());
         }
     }

@@ -33,6 +33,16 @@ pub enum Shutdown {
     Now,
 }
 
+impl Shutdown {
+    /// When what has not ended is cancelled; `None` where that is past all time.
+    pub(crate) fn last_turn(self) -> Option<Instant> {
+        match self {
+            Self::Now => Some(Instant::now()),
+            Self::Drain { timeout } => Instant::now().checked_add(timeout),
+        }
+    }
+}
+
 /// Whether the engine can serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Health {

@@ -87,11 +87,12 @@ impl Inbox {
         let interval = self.drain_interval.as_secs_f64() * 1000.0;
         (interval * self.num_queued() as f64).clamp(100.0, 60_000.0) as u64
     }
+    /// Of several wishes that wait, the most urgent one counts.
     pub(crate) fn shut_down(&mut self, mode: Shutdown) {
         if self.health == Health::Ready {
             self.health = Health::ShuttingDown;
         }
-        self.shutdown = Some(mode);
+        self.shutdown = Some(self.shutdown.map_or(mode, |earlier| sooner(earlier, mode)));
     }
     /// Takes everything out.
     pub(crate) fn take(&mut self, mail: &mut Mail) {
@@ -104,6 +105,16 @@ impl Inbox {
     }
     fn is_empty(&self) -> bool {
         self.submissions.is_empty() && self.endings.is_empty() && self.shutdown.is_none()
+    }
+}
+
+/// The wish that ends the engine sooner.
+fn sooner(one: Shutdown, other: Shutdown) -> Shutdown {
+    match (one, other) {
+        (Shutdown::Drain { timeout: one }, Shutdown::Drain { timeout: other }) => {
+            Shutdown::Drain { timeout: one.min(other) }
+        }
+        _ => Shutdown::Now,
     }
 }
 
@@ -137,5 +148,28 @@ impl Shared {
             inbox = self.mail.wait(inbox).unwrap_or_else(PoisonError::into_inner);
         }
         inbox
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_wish_does_not_put_off_the_end() {
+        let drain = |seconds| Shutdown::Drain { timeout: Duration::from_secs(seconds) };
+        for (wishes, wanted) in [
+            ([Shutdown::Now, drain(3600)], Shutdown::Now),
+            ([drain(3600), Shutdown::Now], Shutdown::Now),
+            ([drain(5), drain(3600)], drain(5)),
+            ([drain(3600), drain(5)], drain(5)),
+        ] {
+            let (mut inbox, mut mail) = (Inbox::default(), Mail::default());
+            for wish in wishes {
+                inbox.shut_down(wish);
+            }
+            inbox.take(&mut mail);
+            assert_eq!(mail.shutdown, Some(wanted), "{wishes:?}");
+        }
     }
 }

@@ -169,6 +169,14 @@ fn a_drain_lets_requests_end() {
 }
 
 #[test]
+fn a_drain_may_take_as_long_as_it_wants() {
+    let engine = engine(2);
+    let stream = engine.stream(Request::new(vec![1], params(50))).expect("room");
+    engine.shutdown(Shutdown::Drain { timeout: Duration::MAX });
+    assert_eq!(stream.collect_choices()[0].reason, FinishReason::Length);
+}
+
+#[test]
 fn a_drain_has_a_limit() {
     let (executor, gate) = gated();
     let engine = Engine::spawn(executor, EngineConfig::default());
