@@ -4,9 +4,19 @@
 // kernel waits for x.
 #include "../include/pagedllm/activation.cuh"
 #include "../include/pagedllm/reduce.cuh"
+#include <type_traits>
 
 constexpr int WARPS = 8;
 constexpr int THREADS = WARPS * 32;
+
+// Loads 16 bytes of weights, which are read once.
+__device__ __forceinline__ uint4 load_weights(const void *p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
 
 // Dot products of the lane's columns: 8 of `a` and 8 of `b`.
 template <class T> __device__ __forceinline__ float dot(const uint4 &a, const uint4 &b, float sum) {

@@ -69,7 +69,7 @@ fn io(path: &Path, source: std::io::Error) -> CheckpointError {
     CheckpointError::Io { path: path.into(), source }
 }
 
-pub(crate) fn not_one(path: &Path, reason: String) -> CheckpointError {
+fn not_one(path: &Path, reason: String) -> CheckpointError {
     CheckpointError::NotACheckpoint { path: path.into(), reason }
 }
 

@@ -135,6 +135,9 @@ pub(crate) struct DecodeShape {
     pub stages: usize,
 }
 
+/// Tiles of the largest decode block: 4 warps with 3 each.
+pub(crate) const MAX_DECODE_TILES: usize = 12;
+
 /// As many warps as let all `blocks` run at once, on a device of `num_sms` multiprocessors with room
 /// for `tiles` tiles each. Where the blocks take turns anyway, more of them with less ahead.
 pub(crate) fn decode_shape(blocks: usize, tiles: usize, num_sms: usize) -> DecodeShape {

@@ -160,17 +160,17 @@ impl CudaBackend {
         let kernels = dispatch::attention(dtype, kv_dtype, spec.head_dim, heads_per_kv, has_hopper);
         let decode = self.kernels.get(&kernels.decode)?;
         let prefill = self.kernels.get(&kernels.prefill)?;
-        // 4 warps with 3 tiles each, where there is room.
-        let tiles = self.decode_tiles(&kernels).min(12);
+        let tiles = self.decode_tiles(&kernels).min(dispatch::MAX_DECODE_TILES);
         let decode_shared = kernels.decode_tile_bytes * tiles;
         decode.allow_shared(decode_shared)?;
-        // It turns whole heads, and norms none.
-        let turns_whole_heads =
-            spec.rope.as_ref().is_none_or(|rope| rope.inv_freq.len() * 2 == spec.head_dim);
+        // Heads turn whole or not at all, and have no norms.
+        let is_plain = q_norm.is_none()
+            && k_norm.is_none()
+            && spec.rope.as_ref().is_none_or(|rope| rope.inv_freq.len() * 2 == spec.head_dim);
         let attend = kernels
             .attend
             .as_ref()
-            .filter(|_| turns_whole_heads && q_norm.is_none() && k_norm.is_none())
+            .filter(|_| is_plain)
             .map(|name| self.kernels.get(name))
             .transpose()?;
         if let Some(attend) = attend {
@@ -178,10 +178,8 @@ impl CudaBackend {
         }
         prefill.allow_shared(kernels.prefill_shared)?;
         let (name, kv_name) = (dispatch::suffix(dtype), dispatch::suffix(kv_dtype));
-        let turns_whole = spec.rope.is_some()
-            && turns_whole_heads
-            && q_norm.is_none()
-            && k_norm.is_none()
+        let turns_whole = is_plain
+            && spec.rope.is_some()
             && dtype == kv_dtype
             && dtype.size() == 2
             && spec.head_dim.is_multiple_of(16);

@@ -369,13 +369,18 @@ impl CudaBackend {
             return;
         }
         let dtype = self.options.dtype;
-        let common = [Arg::U64(p.w), Arg::U64(p.x), Arg::U64(p.bias), Arg::U64(p.y)];
-        let (outputs, inputs) = (Arg::U32(p.outputs as u32), Arg::U32(p.inputs as u32));
-        let [w, x, bias, y] = common;
+        let args = [
+            Arg::U64(p.w),
+            Arg::U64(p.x),
+            Arg::U64(p.bias),
+            Arg::U64(p.y),
+            Arg::U32(p.outputs as u32),
+            Arg::U32(p.inputs as u32),
+        ];
         if dispatch::is_one_row(p.rows, p.inputs, dtype) {
             let function = self.verbs.one_row[&p.out_dtype];
             let shape = one_row_shape(p.outputs, p.inputs);
-            self.issue(function, shape, &[w, x, bias, y, outputs, inputs]);
+            self.issue(function, shape, &args);
             return;
         }
         let product = Product {
@@ -390,7 +395,7 @@ impl CudaBackend {
             Err(DeviceError::Unsupported(_)) => {
                 let shape = Shape::new([p.outputs.div_ceil(8), p.rows, 1], 256);
                 let function = self.verbs.any[&p.out_dtype];
-                self.issue(function, shape, &[w, x, bias, y, outputs, inputs]);
+                self.issue(function, shape, &args);
             }
             result => self.note(result),
         }

@@ -4,7 +4,6 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <stdint.h>
-#include <type_traits>
 
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
@@ -38,15 +37,6 @@ template <class T, int N> __device__ __forceinline__ void store_vec(T *p, const 
 template <class T> struct Lanes {
     static constexpr int value = 16 / sizeof(T);
 };
-
-// Loads 16 bytes of weights, which are read once.
-__device__ __forceinline__ uint4 load_weights(const void *p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
 
 // Waits until every kernel before this one is done and its writes are seen. Every kernel calls it
 // before it touches anything that another kernel writes or reads; weights may be read before.
