@@ -126,16 +126,23 @@ pub(crate) fn free<O: Opaque>(pointer: *mut O, name: &'static str) -> Result<Sta
     }
     let handle = check(pointer, name)?;
     drop(enter(pointer, name)?);
-    let alive = u64::from(O::MAGIC) << 32;
     // SAFETY: as in `enter`.
     let state = unsafe { &(*handle).state };
-    match state.compare_exchange(alive, POISON, Ordering::AcqRel, Ordering::Relaxed) {
-        // SAFETY: it came from `new`, and the exchange lets one call only come here.
-        Ok(_) => drop(unsafe { Box::from_raw(handle.cast_mut()) }),
-        Err(now) if now >> 32 == u64::from(O::MAGIC) => return Err(busy(name)),
-        Err(_) => return Err(no_handle(name)),
-    }
+    poison::<O>(state, name)?;
+    // SAFETY: it came from `new`, and one call only poisons it.
+    drop(unsafe { Box::from_raw(handle.cast_mut()) });
     Ok(PAGEDLLM_OK)
+}
+
+/// Takes a state that nobody is in out of use: whoever comes later finds no handle, as long as the
+/// memory says so.
+fn poison<O: Opaque>(state: &AtomicU64, name: &'static str) -> Result<(), Failure> {
+    let alive = u64::from(O::MAGIC) << 32;
+    match state.compare_exchange(alive, POISON, Ordering::AcqRel, Ordering::Relaxed) {
+        Ok(_) => Ok(()),
+        Err(now) if now >> 32 == u64::from(O::MAGIC) => Err(busy(name)),
+        Err(_) => Err(no_handle(name)),
+    }
 }
 
 #[cfg(test)]
@@ -164,6 +171,24 @@ mod tests {
         drop(inside);
         assert_eq!(free(apple, "apple").ok(), Some(PAGEDLLM_OK));
         assert_eq!(free(std::ptr::null_mut::<Apple>(), "apple").ok(), Some(PAGEDLLM_OK));
+    }
+
+    #[test]
+    fn a_poisoned_state_is_no_handle() {
+        let apple = new::<Apple>(7);
+        let handle = check(apple, "apple").expect("a handle");
+        // SAFETY: it is alive, and not freed before the end.
+        let state = unsafe { &(*handle).state };
+        assert!(poison::<Apple>(state, "apple").is_ok());
+        for failure in [
+            enter(apple, "apple").err(),
+            free(apple, "apple").err(),
+            poison::<Apple>(state, "apple").err(),
+        ] {
+            assert_eq!(failure.map(|f| f.status), Some(PAGEDLLM_INVALID_HANDLE));
+        }
+        state.store(u64::from(Apple::MAGIC) << 32, Ordering::Release);
+        assert_eq!(free(apple, "apple").ok(), Some(PAGEDLLM_OK));
     }
 
     #[test]
