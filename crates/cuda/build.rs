@@ -23,10 +23,14 @@ fn main() {
     let out = PathBuf::from(variable("OUT_DIR"));
     let nvcc = find_nvcc();
     let mut sources = Vec::new();
-    collect(&root, &mut sources);
+    collect(&root, "cu", &mut sources);
     sources.sort();
+    let mut headers = Vec::new();
+    collect(&root, "cuh", &mut headers);
+    collect(&root, "h", &mut headers);
+    let headers = headers.iter().map(|path| modified(path)).max();
+    let headers = headers.expect("the kernels share headers");
 
-    let headers = newest(&root.join("include")).max(newest_header(&root));
     let mut list = String::from("&[\n");
     for source in &sources {
         let name = source.strip_prefix(&root).expect("below the root").with_extension("");
@@ -43,33 +47,19 @@ fn variable(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"))
 }
 
-fn collect(directory: &Path, sources: &mut Vec<PathBuf>) {
+fn collect(directory: &Path, extension: &str, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).expect("kernels/ is part of the repository") {
         let path = entry.expect("a readable directory").path();
         if path.is_dir() {
-            collect(&path, sources);
-        } else if path.extension().is_some_and(|e| e == "cu") {
-            sources.push(path);
+            collect(&path, extension, files);
+        } else if path.extension().is_some_and(|e| e == extension) {
+            files.push(path);
         }
     }
 }
 
 fn modified(path: &Path) -> std::time::SystemTime {
     fs::metadata(path).and_then(|m| m.modified()).unwrap_or(std::time::SystemTime::UNIX_EPOCH)
-}
-
-fn newest(directory: &Path) -> std::time::SystemTime {
-    let mut time = std::time::SystemTime::UNIX_EPOCH;
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let path = entry.path();
-        time = time.max(if path.is_dir() { newest(&path) } else { modified(&path) });
-    }
-    time
-}
-
-/// Headers outside `include/`.
-fn newest_header(root: &Path) -> std::time::SystemTime {
-    modified(&root.join("paged_attention/variant.cuh"))
 }
 
 fn archs() -> Vec<String> {
