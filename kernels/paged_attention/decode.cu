@@ -7,6 +7,10 @@
 // results are merged; where a sequence was split, partial results go to memory and the block that
 // arrives last merges them.
 //
+// Where sequences begin with the same blocks, an item can serve several of them: the rows of the
+// product are then the query heads of one sequence after the other, and the block arrives once for
+// each sequence. Layers with a window get no such items.
+//
 // Masked positions are never loaded: their rows are zeros, so what lies there can't matter.
 //
 // The kernels named `attend` also rotate the queries and the token's own key, and store that key and
@@ -17,7 +21,7 @@
 
 constexpr int MAX_WARPS = 4;
 constexpr int TILE = 16;  // positions of a tile
-constexpr int ROWS = 16;  // query heads of a block
+constexpr int ROWS = 16;  // query heads of a block, of all its sequences
 
 template <int D> struct Shared {
     // 16 bytes of padding a row put the 8 rows of an ldmatrix into different banks.
@@ -71,19 +75,26 @@ template <class T, class KV, int D, bool FUSED> __device__ void decode(const Att
     using S = Shared<D>;
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ float2 stats[MAX_WARPS][ROWS];
-    __shared__ bool is_last;
+    __shared__ uint32_t completed;
     constexpr int KSTEPS = D / 16, NTILES = D / 8;
 
     let_next_start();
     wait_for_inputs();
-    const DecodeItem item = static_cast<const DecodeItem *>(p.items)[blockIdx.y];
+    const DecodeItem *items = static_cast<const DecodeItem *>(p.items);
+    const DecodeItem item = items[blockIdx.y];
     if (item.splits == 0) return;
+    const bool is_shared = item.length == 0;
     const Variant variant(p);
     const uint32_t group = p.heads / p.kv_heads, kv_head = blockIdx.x, first_row = blockIdx.z * ROWS;
-    const uint32_t rows = min(group - first_row, uint32_t(ROWS)), head0 = kv_head * group + first_row;
+    const uint32_t sequences = is_shared ? item.splits : 1, head0 = kv_head * group + first_row;
+    const uint32_t rows = is_shared ? sequences * group : min(group - first_row, uint32_t(ROWS));
+    // An item of the sequence that a row belongs to, and the head of the row.
+    const auto item_of = [&](uint32_t row) { return is_shared ? items[item.partial + row / group] : item; };
+    const auto head_of = [&](uint32_t row) { return head0 + (is_shared ? row % group : row); };
     const uint32_t warps = blockDim.x >> 5;
     const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31, quad = lane >> 2, pair = (lane & 3) * 2;
-    const uint32_t first = max(item.begin, variant.first_seen(item.length - 1)), end = item.end;
+    const uint32_t first = is_shared ? item.begin : max(item.begin, variant.first_seen(item.length - 1));
+    const uint32_t end = item.end;
     const uint32_t begin = first / TILE * TILE;
     const uint32_t *table = p.block_tables + size_t(item.sequence) * p.table_stride;
     // A warp's ring of tiles; at the end it holds the warp's result.
@@ -91,35 +102,40 @@ template <class T, class KV, int D, bool FUSED> __device__ void decode(const Att
     const uint32_t ring = shared_address(shared) + warp * ring_bytes;
 
     // The warp that takes the tile of the token itself.
-    const bool has_own = FUSED && item.split + 1 == item.splits && (end - 1 - begin) / TILE % warps == warp;
-    const uint32_t cached_end = FUSED ? min(end, item.length - 1) : end;
+    const bool has_own =
+        FUSED && !is_shared && item.split + 1 == item.splits && (end - 1 - begin) / TILE % warps == warp;
+    const uint32_t cached_end = FUSED && !is_shared ? min(end, item.length - 1) : end;
     OwnToken<T, D> own;
     uint32_t q[KSTEPS][4];
     // Queries and the own token, in registers.
     const auto load_token = [&]() {
-        const T *token = static_cast<const T *>(p.qkv) + size_t(item.token) * (p.heads + 2 * p.kv_heads) * D;
-        const T *queries = token + head0 * D;
+        const T *tokens = static_cast<const T *>(p.qkv);
+        const size_t width = size_t(p.heads + 2 * p.kv_heads) * D;
 #pragma unroll
-        for (int k = 0; k < KSTEPS; k++) {
+        for (int r = 0; r < 2; r++) {
+            const uint32_t row = quad + r * 8;
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const uint32_t row = quad + (j & 1) * 8, col = k * 16 + pair + (j >> 1) * 8;
-                q[k][j] = row < rows ? *reinterpret_cast<const uint32_t *>(queries + row * D + col) : 0u;
-            }
-        }
-        const T *key = token + (p.heads + kv_head) * D;
-        if (has_own) own.load(p, key, key + p.kv_heads * D, item.length - 1);
-        if (FUSED && p.rope) {
-            const float2 *angles = p.rope + size_t(item.length - 1) * (D / 2) + pair;
+            for (int k = 0; k < KSTEPS; k++) q[k][r] = q[k][r + 2] = 0;
+            if (row >= rows) continue;
+            const DecodeItem its = item_of(row);
+            const T *query = tokens + its.token * width + head_of(row) * D + pair;
+#pragma unroll
+            for (int k = 0; k < KSTEPS; k++)
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    q[k][h * 2 + r] = *reinterpret_cast<const uint32_t *>(query + k * 16 + h * 8);
+            if (!FUSED || !p.rope) continue;
+            const float2 *angles = p.rope + size_t(its.length - 1) * (D / 2) + pair;
 #pragma unroll
             for (int k = 0; k < KSTEPS / 2; k++)
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
                     const float4 angle = *reinterpret_cast<const float4 *>(angles + k * 16 + h * 8);
-#pragma unroll
-                    for (int r = 0; r < 2; r++) rotate<T>(q[k][h * 2 + r], q[k + KSTEPS / 2][h * 2 + r], angle);
+                    rotate<T>(q[k][h * 2 + r], q[k + KSTEPS / 2][h * 2 + r], angle);
                 }
         }
+        const T *key = tokens + item.token * width + (p.heads + kv_head) * D;
+        if (has_own) own.load(p, key, key + p.kv_heads * D, item.length - 1);
         if (has_own && blockIdx.z == 0) {
             const uint32_t slot = p.slots[item.token];
             const size_t place =
@@ -252,8 +268,8 @@ template <class T, class KV, int D, bool FUSED> __device__ void decode(const Att
     __syncthreads();
 
     // The block's result of a row and column, normalized only where it is the whole one.
-    T *out = static_cast<T *>(p.out) + (size_t(item.token) * p.heads + head0) * D;
-    const size_t slot = size_t(item.partial + item.split) * p.heads + head0;
+    T *out = static_cast<T *>(p.out);
+    const bool is_whole = item.splits == 1 && !is_shared;
 #pragma unroll 1
     for (uint32_t i = threadIdx.x * 4; i < rows * D; i += blockDim.x * 4) {
         const uint32_t row = i / D;
@@ -269,36 +285,48 @@ template <class T, class KV, int D, bool FUSED> __device__ void decode(const Att
 #pragma unroll
             for (int j = 0; j < 4; j++) value.at[j] += factor * part.at[j];
         }
-        if (item.splits == 1) {
-            const float factor = normalizer(p, head0 + row, top, sum);
+        const DecodeItem its = item_of(row);
+        if (is_whole) {
+            const float factor = normalizer(p, head_of(row), top, sum);
             Vec<T, 4> result;
 #pragma unroll
             for (int j = 0; j < 4; j++) result.at[j] = from_float<T>(value.at[j] * factor);
-            store_vec<T, 4>(out + i, result);
+            store_vec<T, 4>(out + (size_t(its.token) * p.heads + head_of(row)) * D + i % D, result);
         } else {
-            store_vec<float, 4>(p.partial_out + slot * D + i, value);
-            if (i % D == 0) p.partial_stats[slot + row] = make_float2(top, sum);
+            const size_t slot = size_t(its.partial + item.split) * p.heads + head_of(row);
+            store_vec<float, 4>(p.partial_out + slot * D + i % D, value);
+            if (i % D == 0) p.partial_stats[slot] = make_float2(top, sum);
         }
     }
-    if (item.splits == 1) return;
+    if (is_whole) return;
 
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) {
-        uint32_t *arrived = p.arrived + (size_t(item.sequence) * p.kv_heads + kv_head) * gridDim.z + blockIdx.z;
-        is_last = atomicAdd(arrived, 1u) + 1 == item.splits;
-        if (is_last) *arrived = 0;
+    // A bit for each sequence of which this was the last range.
+    if (warp == 0) {
+        bool is_last = false;
+        if (lane < sequences) {
+            const DecodeItem its = item_of(lane * group);
+            uint32_t *arrived = p.arrived + (size_t(its.sequence) * p.kv_heads + kv_head) * gridDim.z + blockIdx.z;
+            is_last = atomicAdd(arrived, 1u) + 1 == its.splits;
+            if (is_last) *arrived = 0;
+        }
+        const uint32_t lasts = __ballot_sync(0xffffffffu, is_last);
+        if (lane == 0) completed = lasts;
     }
     __syncthreads();
-    if (!is_last) return;
+    if (completed == 0) return;
     __threadfence();
 #pragma unroll 1
     for (uint32_t i = threadIdx.x * 4; i < rows * D; i += blockDim.x * 4) {
-        const Vec<float, 4> value = merged<D>(p, item, head0 + i / D, i % D);
+        const uint32_t row = i / D;
+        if (is_shared && (completed >> row / group & 1) == 0) continue;
+        const DecodeItem its = item_of(row);
+        const Vec<float, 4> value = merged<D>(p, its, head_of(row), i % D);
         Vec<T, 4> result;
 #pragma unroll
         for (int j = 0; j < 4; j++) result.at[j] = from_float<T>(value.at[j]);
-        store_vec<T, 4>(out + i, result);
+        store_vec<T, 4>(out + (size_t(its.token) * p.heads + head_of(row)) * D + i % D, result);
     }
 }
 

@@ -37,7 +37,8 @@ pub(crate) struct AttentionKernels {
     /// Whether the prefill kernel is the one for Hopper: its blocks, one a multiprocessor, share
     /// all items, and it takes maps of the cache.
     pub is_hopper_prefill: bool,
-    /// Query heads that one decode block takes.
+    /// Rows that one decode block takes: query heads of a kv head, of one sequence or of several that
+    /// share a range.
     pub decode_heads: Option<usize>,
 }
 

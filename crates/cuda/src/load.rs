@@ -227,6 +227,10 @@ impl CudaBackend {
                 kernels.prefill_rows
             },
             window: spec.window,
+            sharing: match (kernels.decode_heads, spec.window) {
+                (Some(rows), None) => rows / heads_per_kv,
+                _ => 1,
+            },
         };
         while self.groups.len() <= spec.group {
             self.groups.push(GroupShape::default());
@@ -275,7 +279,8 @@ impl CudaBackend {
         let device = &self.device;
         let widest = |f: fn(&GroupShape) -> usize| self.groups.iter().map(f).max().unwrap_or(0);
         let extra = self.groups.iter().map(|g| g.extra_splits(device.num_sms)).max().unwrap_or(0);
-        let partials = spec.max_num_seqs + extra;
+        let partials = self.groups.iter().map(|g| g.max_partials(spec.max_num_seqs, extra));
+        let partials = partials.max().unwrap_or(0);
         let out_cols = widest(|group| group.out_cols);
         // A head has at least one column, and heads of one kv head are taken 16 at a time.
         let heads = widest(|group| group.kv_heads * group.heads_per_kv);

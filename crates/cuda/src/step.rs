@@ -11,7 +11,7 @@ use pagedllm_backend::{DeviceError, WorkspaceSpec};
 use pagedllm_core::{BlockCopy, RaggedBatch, StateOp, StepInput, TokenSource};
 
 use crate::device::{Device, DeviceBuffer, Staging};
-use crate::plan::{AttentionPlan, GroupShape, SAMPLED_BY, SEGMENT_TOKENS, Segment};
+use crate::plan::{AttentionPlan, GroupShape, Problem, Room, SAMPLED_BY, SEGMENT_TOKENS, Segment};
 
 /// A slot that is not written.
 const UNUSED_SLOT: u32 = u32::MAX;
@@ -57,8 +57,10 @@ pub(crate) struct GroupArea {
     pub table_stride: usize,
     pub decode_items: u64,
     pub prefill_items: u64,
-    /// Ranges beyond one a sequence.
+    /// Ranges beyond one a sequence and shared ones.
     pub extra_splits: usize,
+    /// Rows of partial results.
+    pub partials: usize,
 }
 
 /// The input area, and the way into it.
@@ -112,9 +114,10 @@ impl StepArea {
                 slots: place(tokens),
                 block_tables: place(spec.max_num_seqs * table_stride),
                 table_stride,
-                decode_items: place((spec.max_num_seqs + extra_splits) * 8),
+                decode_items: place(shape.max_items(spec.max_num_seqs, extra_splits) * 8),
                 prefill_items: place((tokens + spec.max_num_seqs) * 4),
                 extra_splits,
+                partials: shape.max_partials(spec.max_num_seqs, extra_splits),
             });
         }
         let num_segments = 3 + 4 * shapes.len();
@@ -172,8 +175,12 @@ impl StepArea {
         let mut group_steps = Vec::with_capacity(groups.len());
         for (index, group) in groups.iter().enumerate() {
             let area = self.groups[index];
+            let shape = &self.shapes[index];
             let plan = &mut self.plans[index];
-            plan.make(batch, &self.shapes[index], area.extra_splits);
+            let items = shape.max_items(padded.unwrap_or(seqs), area.extra_splits);
+            let room = Room { extra_splits: area.extra_splits, items, partials: area.partials };
+            let block_size = self.block_size;
+            plan.make(&Problem { batch, group, block_size, shape, room });
             let unused = std::iter::repeat_n(UNUSED_SLOT, padding);
             writer.row(area.slots, 0, group.slot_mapping.iter().copied().chain(unused));
             // Columns past the longest sequence of the step are not read.
@@ -182,7 +189,7 @@ impl StepArea {
             let table = group.block_tables.chunks_exact(group.max_blocks.max(1));
             let cells = table.flat_map(|row| row[..width].iter().copied());
             writer.rectangle(area.block_tables, seqs, width, area.table_stride, cells);
-            let padded_items = padded.map_or(0, |padded| padded + area.extra_splits);
+            let padded_items = padded.map_or(0, |_| items);
             let missing = padded_items.saturating_sub(plan.decode.len()) * 8;
             let items = bytemuck::cast_slice::<_, u32>(&plan.decode).iter().copied();
             writer.row(area.decode_items, 0, items.chain(std::iter::repeat_n(0, missing)));

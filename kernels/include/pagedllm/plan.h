@@ -17,16 +17,19 @@ struct Segment {
 #define SEGMENT_TOKENS 1u
 #define SAMPLED_BY 0x80000000u
 
-// A range of one sequence's context for one query token.
+// A range of one sequence's context for one query token, or of the context that several sequences
+// begin with.
 struct DecodeItem {
-    uint32_t sequence; // row of the block table
-    uint32_t token;    // row of the query, and of the output
+    uint32_t sequence; // row of the block table; of a shared range, that of any of the sequences
+    uint32_t token;    // row of the query, and of the output; unused in a shared range
     uint32_t begin;    // first position to read
     uint32_t end;      // position past the last
     uint32_t split;    // place of the range among those of the sequence
-    uint32_t splits;   // number of ranges of the sequence; 0 marks an unused item
-    uint32_t partial;  // row of the sequence's first partial result
-    uint32_t length;   // tokens of the sequence, this step's included
+    uint32_t splits;   // number of ranges of the sequence; 0 marks an unused item; of a shared range,
+                       // the number of sequences
+    uint32_t partial;  // row of the sequence's first partial result; of a shared range, the place of
+                       // the first of consecutive items, one of each sequence
+    uint32_t length;   // tokens of the sequence, this step's included; 0 marks a shared range
 };
 
 // Some query tokens of one chunk.
