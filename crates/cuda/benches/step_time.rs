@@ -1,5 +1,5 @@
 //! Device time of whole steps with dummy weights, for the shapes of Llama 3.1 8B and 3.2 1B:
-//! decode by batch size and prefill by length.
+//! decode by batch size, prefill by length, and decode over a prefix that is shared or not.
 //!
 //! `cargo bench -p pagedllm-cuda --features cuda --bench step_time -- [8b|1b] [json]`
 
@@ -245,13 +245,21 @@ fn forward(
 
 /// `seqs` sequences with `before` tokens in the cache and `tokens` new ones each.
 fn step(seqs: usize, before: usize, tokens: usize) -> StepInput {
+    step_on_prefix(seqs, before, tokens, 0)
+}
+
+/// The same, where the first `shared` tokens lie in the same blocks for all.
+fn step_on_prefix(seqs: usize, before: usize, tokens: usize, shared: usize) -> StepInput {
     let len = before + tokens;
     let max_blocks = len.div_ceil(BLOCK);
     let mut batch = RaggedBatch { query_starts: vec![0], ..RaggedBatch::default() };
     let mut group = GroupTables { max_blocks, ..GroupTables::default() };
     for sequence in 0..seqs {
         // Blocks of a sequence lie apart, as after a while of serving.
-        let block = |index: usize| ((index * seqs + sequence) * 641 % BLOCKS) as u32;
+        let block = |index: usize| {
+            let owner = if (index + 1) * BLOCK <= shared { 0 } else { sequence };
+            ((index * seqs + owner) * 641 % BLOCKS) as u32
+        };
         for position in before..len {
             let id = (sequence * 7919 + position * 104_729) % VOCAB;
             batch.token_ids.push(TokenSource::Known(id as u32));
@@ -299,7 +307,8 @@ fn main() {
         return;
     }
     let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    // `SEQS,CONTEXT,TOKENS` runs that one step twice, kernel by kernel, for a profiler.
+    // `SEQS,CONTEXT,TOKENS` or `SEQS,CONTEXT,TOKENS,SHARED` runs that one step twice, kernel by
+    // kernel, for a profiler.
     let one: Option<Vec<usize>> = args
         .iter()
         .find(|arg| arg.contains(','))
@@ -308,10 +317,12 @@ fn main() {
         if !args.is_empty() && !args.iter().any(|name| name == dims.name) {
             continue;
         }
-        if let Some([seqs, before, tokens]) = one.as_deref() {
+        if let Some([seqs, before, tokens, shared @ ..]) = one.as_deref() {
+            let shared = shared.first().copied().unwrap_or(0);
+            let input = step_on_prefix(*seqs, *before, *tokens, shared);
             let mut model = Model::new(dims, true);
             for _ in 0..2 {
-                model.run(&step(*seqs, *before, *tokens), &sampling(*seqs, 0.8, 0.9));
+                model.run(&input, &sampling(*seqs, 0.8, 0.9));
             }
         } else {
             table(dims);
@@ -352,5 +363,17 @@ fn table(dims: &Dims) {
     for (seqs, context) in [(1, 8000), (16, 8000)] {
         let ms = model.time(&step(seqs, context, 1), &sampling(seqs, 0.0, 1.0), 9);
         println!("{} decode, batch {seqs}, context {context}: {ms:.3} ms", dims.name);
+    }
+    for (seqs, prefix) in [(50, 2048), (200, 512)] {
+        for (shared, what) in [(0, "prefixes of their own"), (prefix, "a shared prefix")] {
+            let input = step_on_prefix(seqs, prefix + 127, 1, shared);
+            let greedy = sampling(seqs, 0.0, 1.0);
+            let ms = model.time(&input, &greedy, 15);
+            println!(
+                "{} decode, batch {seqs}, 128 after {what} of {prefix}: {ms:.3} ms",
+                dims.name
+            );
+            model.parts(&input, &greedy);
+        }
     }
 }

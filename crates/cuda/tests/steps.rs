@@ -3,7 +3,7 @@
 
 #![allow(clippy::print_stdout, reason = "a skipped test says so")]
 
-use pagedllm_backend::conformance::{Random, relative_error};
+use pagedllm_backend::conformance::{Probe, Random, relative_error};
 use pagedllm_backend::{Activation, AttentionSpec, Backend, Reference, Rope, WorkspaceSpec};
 use pagedllm_core::{
     DType, Draw, GroupTables, KvGroup, KvLayout, LinearPart, RaggedBatch, RowTask, SamplingBatch,
@@ -19,7 +19,12 @@ const KV_HEADS: usize = 2;
 const DIM: usize = 64;
 const LAYERS: usize = 2;
 const BLOCK: usize = 16;
-const BLOCKS: usize = 64;
+/// Blocks of a sequence on its own.
+const BLOCKS_EACH: usize = 8;
+const MAX_SEQS: usize = 24;
+const BLOCKS: usize = MAX_SEQS * BLOCKS_EACH + 40;
+const MAX_LEN: usize = 1024;
+const SCALE: f32 = 0.125;
 const SEED: u64 = 20;
 
 struct Layer<B: Backend> {
@@ -42,7 +47,12 @@ struct Tiny<B: Backend> {
 }
 
 impl<B: Backend> Tiny<B> {
-    fn new(mut b: B, kv_dtype: DType) -> Self {
+    fn new(b: B, kv_dtype: DType) -> Self {
+        Self::with_scale(b, kv_dtype, SCALE)
+    }
+
+    /// With another scale of the attention scores.
+    fn with_scale(mut b: B, kv_dtype: DType, scale: f32) -> Self {
         let mut random = Random::new(SEED);
         let mut linear = |b: &mut B, outputs, inputs| {
             let weight = random.weight(WeightFormat::F32, outputs, inputs);
@@ -59,11 +69,11 @@ impl<B: Backend> Tiny<B> {
                 num_heads: HEADS,
                 num_kv_heads: KV_HEADS,
                 head_dim: DIM,
-                scale: 0.125,
+                scale,
                 rope: Some(Rope {
                     inv_freq: (0..DIM / 2).map(|i| 0.8f32.powi(i as i32)).collect(),
                     attention_factor: 1.0,
-                    max_positions: 512,
+                    max_positions: MAX_LEN,
                 }),
                 window: None,
                 soft_cap: None,
@@ -84,9 +94,9 @@ impl<B: Backend> Tiny<B> {
         let norm = b.load_norm(&gains, 1e-5).expect("a norm loads");
         b.reserve_workspace(&WorkspaceSpec {
             max_num_batched_tokens: 128,
-            max_num_seqs: 16,
-            max_logit_rows: 16,
-            max_model_len: 256,
+            max_num_seqs: MAX_SEQS,
+            max_logit_rows: MAX_SEQS,
+            max_model_len: MAX_LEN,
             block_size: BLOCK,
             vocab_size: VOCAB,
             hidden_size: HIDDEN,
@@ -127,17 +137,35 @@ impl<B: Backend> Tiny<B> {
         let logits = b.head(&hidden, vocab, &step);
         (step, logits)
     }
+
+    /// Begins a step and runs it up to the attention of the first layer.
+    fn submit_attention(&mut self, input: &StepInput) -> B::Tensor {
+        let Self { b, kv, vocab, layers, .. } = self;
+        let step = b.begin_step(kv, input);
+        let layer = &layers[0];
+        b.run(&step, |b| {
+            let x = b.embed(vocab, &step);
+            let mut residual = b.zeros(&x, &step);
+            let qkv = b.norm_linear(x, &mut residual, &layer.input_norm, &layer.qkv, &step);
+            b.attend(qkv, &layer.attention, kv, &step)
+        })
+    }
 }
 
-/// Sequences of the test, on blocks of their own.
+/// Sequences of the test: their tokens so far and their blocks.
 struct Traffic {
     lens: Vec<usize>,
+    tables: Vec<Vec<u32>>,
 }
 
 impl Traffic {
-    fn blocks_of(sequence: usize) -> std::ops::Range<u32> {
-        let each = (BLOCKS / 8) as u32;
-        sequence as u32 * each..(sequence as u32 + 1) * each
+    /// Sequences on blocks of their own.
+    fn new(sequences: usize) -> Self {
+        let table = |sequence| {
+            let first = sequence * BLOCKS_EACH;
+            (first as u32..(first + BLOCKS_EACH) as u32).collect()
+        };
+        Self { lens: vec![0; sequences], tables: (0..sequences).map(table).collect() }
     }
     /// A step of one chunk a sequence, whose tokens `source` names.
     fn step(
@@ -146,19 +174,23 @@ impl Traffic {
         mut source: impl FnMut(usize, usize) -> TokenSource,
     ) -> StepInput {
         let mut batch = RaggedBatch { query_starts: vec![0], ..RaggedBatch::default() };
-        let mut group = GroupTables { max_blocks: BLOCKS / 8, ..GroupTables::default() };
+        let longest = chunks.iter().map(|&(sequence, _)| self.tables[sequence].len()).max();
+        let max_blocks = longest.unwrap_or(0);
+        let mut group = GroupTables { max_blocks, ..GroupTables::default() };
         for (chunk, &(sequence, tokens)) in chunks.iter().enumerate() {
+            let table = &self.tables[sequence];
             for position in self.lens[sequence]..self.lens[sequence] + tokens {
                 batch.token_ids.push(source(chunk, position));
                 batch.positions.push(position as u32);
-                let block = Self::blocks_of(sequence).start + (position / BLOCK) as u32;
+                let block = table[position / BLOCK];
                 group.slot_mapping.push(block * BLOCK as u32 + (position % BLOCK) as u32);
             }
             self.lens[sequence] += tokens;
             batch.query_starts.push(batch.token_ids.len() as u32);
             batch.seq_lens.push(self.lens[sequence] as u32);
             batch.logit_rows.push(batch.token_ids.len() as u32 - 1);
-            group.block_tables.extend(Self::blocks_of(sequence));
+            group.block_tables.extend(table);
+            group.block_tables.resize((chunk + 1) * max_blocks, 0);
         }
         batch.groups.push(group);
         batch.check(BLOCK);
@@ -196,7 +228,7 @@ fn greedy(rows: usize, mask: Option<u32>) -> SamplingBatch {
 /// one before, submitted before that one is waited for. The mask of a step is made from the result
 /// of the step before, after the forward pass was submitted. Returns all tokens.
 fn play<B: Backend>(tiny: &mut Tiny<B>, steps: usize) -> Vec<Vec<u32>> {
-    let mut traffic = Traffic { lens: vec![0; 8] };
+    let mut traffic = Traffic::new(8);
     let mut random = Random::new(SEED + 3);
     let prompt = traffic
         .step(&[(0, 40), (1, 7), (2, 19)], |_, _| TokenSource::Known(random.below(VOCAB) as u32));
@@ -226,7 +258,7 @@ fn options(dtype: DType, enforce_eager: bool) -> CudaOptions {
         dtype,
         kv_dtype: dtype,
         enforce_eager,
-        graph_batch_sizes: vec![2, 4, 8],
+        graph_batch_sizes: vec![2, 4, 8, MAX_SEQS],
         ..CudaOptions::default()
     }
 }
@@ -254,12 +286,11 @@ fn recorded_steps_give_the_logits_of_issued_ones() {
         println!("skipped: no CUDA device");
         return;
     }
-    use pagedllm_backend::conformance::Probe;
     for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::BF16, 2e-2), (DType::F16, 3e-3)] {
         let mut reference = Tiny::new(Reference::default(), DType::F32);
         let mut issued = cuda(dtype, true);
         let mut recorded = cuda(dtype, false);
-        let mut traffic = Traffic { lens: vec![0; 8] };
+        let mut traffic = Traffic::new(8);
         let mut random = Random::new(SEED + 4);
         for round in 0..24 {
             // The number of sequences changes, so shapes are recorded, padded and replayed.
@@ -278,6 +309,66 @@ fn recorded_steps_give_the_logits_of_issued_ones() {
             assert!(error < tolerance, "{dtype}, round {round}: {error:e}, seed {SEED}");
             let error = relative_error(&b, &a);
             assert!(error < tolerance, "{dtype}, round {round}: {error:e} apart, seed {SEED}");
+        }
+    }
+}
+
+#[test]
+fn a_recorded_step_takes_whatever_later_sequences_share() {
+    if !available() {
+        println!("skipped: no CUDA device");
+        return;
+    }
+    const PREFIX: usize = 36 * BLOCK;
+    // Queries and keys are small; the scores shall differ between sequences, and so the results.
+    const STEEP: f32 = 100.0;
+    let steep = |dtype, enforce_eager| {
+        let b = CudaBackend::new(options(dtype, enforce_eager)).expect("the device opens");
+        Tiny::with_scale(b, dtype, STEEP)
+    };
+    for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::BF16, 2e-2), (DType::F16, 3e-3)] {
+        let mut reference = Tiny::with_scale(Reference::default(), DType::F32, STEEP);
+        let mut devices = [steep(dtype, true), steep(dtype, false)];
+        let mut random = Random::new(SEED + 5);
+        let mut play = |traffic: &mut Traffic, chunks: &[(usize, usize)], case: &str| {
+            let input = traffic.step(chunks, |_, _| TokenSource::Known(random.below(VOCAB) as u32));
+            let want = reference.submit_attention(&input);
+            for (device, way) in devices.iter_mut().zip(["issued", "recorded"]) {
+                let got = device.submit_attention(&input);
+                // Rows of padding come after those of the step.
+                let got = device.b.download(&got);
+                let error = relative_error(&got[..want.data.len()], &want.data);
+                assert!(error < tolerance, "{dtype}, {case}, {way}: {error:e}, seed {SEED}");
+            }
+        };
+        // Recorded where nothing is shared.
+        let mut traffic = Traffic::new(MAX_SEQS);
+        let all: Vec<_> = (0..MAX_SEQS).map(|sequence| (sequence, 1)).collect();
+        play(&mut traffic, &all, "apart");
+        play(&mut traffic, &all[3..], "apart again");
+        // All but the last four continue one sequence, some from a block or two before its end.
+        let first = (MAX_SEQS * BLOCKS_EACH) as u32;
+        let prefix: Vec<u32> = (first..first + (PREFIX / BLOCK) as u32).collect();
+        let own = traffic.tables.clone();
+        traffic.tables[0] = prefix.clone();
+        traffic.lens[0] = 0;
+        while traffic.lens[0] < PREFIX {
+            let tokens = (PREFIX - traffic.lens[0]).min(128);
+            play(&mut traffic, &[(0, tokens)], "the prefix");
+        }
+        for sequence in 0..MAX_SEQS - 4 {
+            let shared = prefix.len() - sequence % 3;
+            traffic.tables[sequence] = prefix[..shared].to_vec();
+            traffic.tables[sequence].extend(&own[sequence]);
+            traffic.lens[sequence] = shared * BLOCK;
+        }
+        let own: Vec<_> = (0..MAX_SEQS).map(|sequence| (sequence, 1 + sequence % 7)).collect();
+        play(&mut traffic, &own, "own tokens");
+        for round in 0..12 {
+            // From all of them to so few that they share nothing, in changing order.
+            let mut chunks = all[round..].to_vec();
+            chunks.rotate_left(round * 5 % 11);
+            play(&mut traffic, &chunks, &format!("round {round}"));
         }
     }
 }

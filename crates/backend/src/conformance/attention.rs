@@ -10,6 +10,7 @@ use crate::reference::{Matrix, Reference};
 
 const VOCAB: usize = 50;
 const MAX_TOKENS: usize = 256;
+const MAX_SEQS: usize = 24;
 
 /// One layer of each kind that a model may have.
 struct Kind {
@@ -95,8 +96,8 @@ fn pair<B: Probe>(
     };
     let workspace = WorkspaceSpec {
         max_num_batched_tokens: MAX_TOKENS,
-        max_num_seqs: 8,
-        max_logit_rows: 8,
+        max_num_seqs: MAX_SEQS,
+        max_logit_rows: MAX_SEQS,
         max_model_len: 2048,
         block_size: kind.block_size,
         vocab_size: VOCAB,
@@ -208,4 +209,74 @@ pub fn block_copies<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
         target: BlockId::new(target as usize),
     });
     pair.run(&second, &mut random, true, claims, "block copy");
+}
+
+/// Many sequences in one step, some of which begin with the same blocks. Results of one prefix differ
+/// between sequences by far more than any tolerance, so none may get another's.
+pub fn shared_prefixes<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+    let kinds = [
+        PLAIN,
+        Kind {
+            name: "groups of three, soft cap",
+            num_heads: 9,
+            num_kv_heads: 3,
+            soft_cap: Some(2.0),
+            ..PLAIN
+        },
+        Kind { name: "q and k norms, sinks", qk_norm: true, sinks: true, ..PLAIN },
+        Kind { name: "window", window: Some(700), ..PLAIN },
+        Kind { name: "blocks of 20", block_size: 20, ..PLAIN },
+    ];
+    // Two families, of which the first has members that leave it early, and some that share nothing.
+    let founder = |sequence: usize| match sequence {
+        0..14 => Some((0, if sequence % 4 == 3 { 560 } else { 800 })),
+        14..19 => Some((14, 600)),
+        _ => None,
+    };
+    for &head_dim in &claims.head_dims {
+        for kind in &kinds {
+            let mut random = Random::new(claims.seed + 6 + head_dim as u64);
+            let max_lens: Vec<usize> =
+                (0..MAX_SEQS).map(|s| founder(s).map_or(100, |(_, shared)| shared + 60)).collect();
+            let (mut world, num_blocks) = World::new(&mut random, &max_lens, kind.block_size);
+            let mut pair = pair(make, claims, kind, head_dim, num_blocks, &mut random);
+            let case = |what: &str| {
+                let name = kind.name;
+                format!("{what}, {name}, head_dim {head_dim}, seed {}", claims.seed)
+            };
+            for sequence in [0, 14] {
+                let (_, shared) = founder(sequence).expect("it founds a family");
+                for _ in 0..shared / 200 {
+                    let input = world.step(&mut random, &[(sequence, 200)], VOCAB);
+                    pair.run(&input, &mut random, true, claims, &case("a prefix"));
+                }
+                world.lens[sequence] = shared / kind.block_size * kind.block_size;
+            }
+            for sequence in 0..MAX_SEQS {
+                let Some((first, shared)) =
+                    founder(sequence).filter(|&(first, _)| first != sequence)
+                else {
+                    continue;
+                };
+                let blocks = shared / kind.block_size;
+                let common = world.tables[first][..blocks].to_vec();
+                world.tables[sequence][..blocks].copy_from_slice(&common);
+                world.lens[sequence] = blocks * kind.block_size;
+            }
+            let own: Vec<_> = (0..MAX_SEQS).map(|s| (s, 1 + s * 5 % 19)).collect();
+            let input = world.step(&mut random, &own, VOCAB);
+            pair.run(&input, &mut random, true, claims, &case("own tokens"));
+            for round in 0..4 {
+                // All of them; some, in another order; one that reads a prompt beside the others.
+                let chunks: Vec<_> = match round {
+                    0 | 3 => (0..MAX_SEQS).map(|s| (s, 1)).collect(),
+                    1 => (0..MAX_SEQS).rev().filter(|s| s % 7 != 2).map(|s| (s, 1)).collect(),
+                    _ => (0..MAX_SEQS).map(|s| (s, if s == 5 { 9 } else { 1 })).collect(),
+                };
+                let input = world.step(&mut random, &chunks, VOCAB);
+                let what = case(&format!("shared prefixes, round {round}"));
+                pair.run(&input, &mut random, round % 2 == 0, claims, &what);
+            }
+        }
+    }
 }

@@ -81,6 +81,7 @@ pub fn check<B: Probe>(make: impl Fn() -> B, claims: &Claims) {
     linear::made_up(&make, claims);
     attention::ragged(&make, claims);
     attention::block_copies(&make, claims);
+    attention::shared_prefixes(&make, claims);
     sampling::draws(&make, claims);
     sampling::constraints_and_state(&make, claims);
     sampling::faults_and_scores(&make, claims);
