@@ -356,10 +356,10 @@ fn a_recorded_step_takes_whatever_later_sequences_share() {
             let tokens = (PREFIX - traffic.lens[0]).min(128);
             play(&mut traffic, &[(0, tokens)], "the prefix");
         }
-        for sequence in 0..MAX_SEQS - 4 {
+        for (sequence, own) in own.iter().enumerate().take(MAX_SEQS - 4) {
             let shared = prefix.len() - sequence % 3;
             traffic.tables[sequence] = prefix[..shared].to_vec();
-            traffic.tables[sequence].extend(&own[sequence]);
+            traffic.tables[sequence].extend(own);
             traffic.lens[sequence] = shared * BLOCK;
         }
         let own: Vec<_> = (0..MAX_SEQS).map(|sequence| (sequence, 1 + sequence % 7)).collect();
