@@ -95,7 +95,7 @@ impl Options {
             quantization: None,
             max_model_len: None,
             max_num_seqs: 256,
-            max_num_batched_tokens: 2048,
+            max_num_batched_tokens: 1024,
             block_size: 16,
             gpu_memory_utilization: 0.92,
             kv_cache_memory_bytes: None,
@@ -334,7 +334,7 @@ pub const OPTIONS: &[OptionSpec<Options>] = &[
         o.max_num_seqs = count(t)?;
         Ok(())
     }),
-    option!("max-num-batched-tokens", "N", "2048", "most tokens in a step", |o, t| {
+    option!("max-num-batched-tokens", "N", "1024", "most tokens in a step", |o, t| {
         o.max_num_batched_tokens = count(t)?;
         Ok(())
     }),
