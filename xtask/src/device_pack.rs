@@ -22,7 +22,7 @@ const TARGETS: &str = "--package pagedllm-cli --package pagedllm-cuda --package 
     --features pagedllm-cli/cuda,pagedllm-cuda/cuda,pagedllm-executor/cuda --bin pagedllm \
     --test conformance --test steps --test fault --test golden --bench step_time --example logits";
 
-const SCRIPTS: [(&str, &str); 6] = [
+const SCRIPTS: [(&str, &str); 7] = [
     (
         "tests.sh",
         "# Every verb against the scalar reference, whole steps, golden tokens, faults.\n\
@@ -30,16 +30,28 @@ const SCRIPTS: [(&str, &str); 6] = [
     ),
     (
         "sanitize.sh",
-        "# The same under compute-sanitizer: memcheck, or the tool that is named.\n\
-         for test in conformance steps; do\n  \
-         compute-sanitizer --tool \"${1:-memcheck}\" --error-exitcode 1 ./$test --test-threads 1\n\
-         done\n",
+        "# The same under compute-sanitizer, by default memcheck and racecheck: a process for each\n\
+         # test, all at once, since the scalar reference takes most of the time.\n\
+         rm -f -- *check-*.log\n\
+         names() { for test in conformance steps; do ./$test --list | sed -n \"s/: test$/ $test/p\"; done; }\n\
+         for tool in ${@:-memcheck racecheck}; do\n  while read -r name test; do\n    \
+         (compute-sanitizer --tool \"$tool\" --error-exitcode 1 \"./$test\" --exact \"$name\" \
+         > \"$tool-$test-$name.log\" 2>&1) &\n  done < <(names)\ndone\nwait\n\
+         grep -h -A 1 '^test ' -- *check-*.log | grep -v '^--' || true\n\
+         clean=$(grep -l -e 'ERROR SUMMARY: 0 errors' -e '(0 errors, 0 warnings)' -- *check-*.log | wc -l)\n\
+         all=$(ls -- *check-*.log | wc -l)\necho \"$clean of $all clean\"\n\
+         [ \"$clean\" = \"$all\" ] && ! grep -l 'test result: FAILED' -- *check-*.log\n",
     ),
     ("steps.sh", "# Milliseconds of single steps: 8b, 1b, or both.\n./step_time \"$@\"\n"),
     (
         "serving.sh",
         "# Time to ready and load over HTTP; for the 1B shape: --shape shapes/llama-3.2-1b\n\
          python3 gpu/serving.py --program ./pagedllm \"$@\"\n",
+    ),
+    (
+        "load.sh",
+        "# A checkpoint of full size through the loader: load.sh shapes/llama-3.1-8b\n\
+         python3 gpu/load_time.py --program ./pagedllm --shape \"$@\"\n",
     ),
     (
         "logits.sh",
@@ -50,8 +62,11 @@ const SCRIPTS: [(&str, &str); 6] = [
         "smollm2.sh",
         "# Greedy texts in float32 on GPU and CPU, which must be equal: smollm2.sh MODEL.gguf\n\
          ask() {\n  ./pagedllm run \"$1\" --device \"$2\" --dtype float32 --temperature 0 \
-         --max-tokens 200 'What is gravity?'\n}\n\
-         ask \"$1\" cpu > cpu.txt\nask \"$1\" cuda > cuda.txt\ncmp cpu.txt cuda.txt && echo equal\n",
+         --max-tokens 200 \"$3\"\n}\n\
+         for prompt in 'What is gravity?' 'Write a poem about rain.' 'Explain how a bicycle stays upright.' \\\n  \
+         'List ten animals.' 'Schreibe einen Satz über Berge.' 'def fibonacci(n):'; do\n  \
+         ask \"$1\" cpu \"$prompt\" > cpu.txt\n  ask \"$1\" cuda \"$prompt\" > cuda.txt\n  \
+         cmp cpu.txt cuda.txt\n  echo \"equal, $(wc -c < cuda.txt) bytes: $prompt\"\ndone\n",
     ),
 ];
 
