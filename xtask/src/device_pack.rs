@@ -20,20 +20,21 @@ const MAX_BYTES: u64 = 60 * 1000 * 1000;
 /// The targets; the program comes first.
 const TARGETS: &str = "--package pagedllm-cli --package pagedllm-cuda --package pagedllm-executor \
     --features pagedllm-cli/cuda,pagedllm-cuda/cuda,pagedllm-executor/cuda --bin pagedllm \
-    --test conformance --test steps --test fault --test golden --bench step_time --example logits";
+    --test conformance --test products --test steps --test fault --test golden \
+    --bench step_time --example logits";
 
 const SCRIPTS: [(&str, &str); 7] = [
     (
         "tests.sh",
-        "# Every verb against the scalar reference, whole steps, golden tokens, faults.\n\
-         for test in conformance steps golden fault; do ./$test \"$@\"; done\n",
+        "# Every verb against the scalar reference, products, whole steps, golden tokens, faults.\n\
+         for test in conformance products steps golden fault; do ./$test \"$@\"; done\n",
     ),
     (
         "sanitize.sh",
         "# The same under compute-sanitizer, by default memcheck and racecheck: a process for each\n\
          # test, all at once, since the scalar reference takes most of the time.\n\
          rm -f -- *check-*.log\n\
-         names() { for test in conformance steps; do ./$test --list | sed -n \"s/: test$/ $test/p\"; done; }\n\
+         names() { for test in conformance products steps; do ./$test --list | sed -n \"s/: test$/ $test/p\"; done; }\n\
          for tool in ${@:-memcheck racecheck}; do\n  while read -r name test; do\n    \
          (compute-sanitizer --tool \"$tool\" --error-exitcode 1 \"./$test\" --exact \"$name\" \
          > \"$tool-$test-$name.log\" 2>&1) &\n  done < <(names)\ndone\nwait\n\

@@ -408,9 +408,8 @@ impl Backend for CudaBackend {
             return self.issue_linear(&inner, down);
         }
         let x = self.issue_add_rms_norm(&x, residual, norm);
-        let gate_up = self.issue_linear(&x, gate_up);
-        drop(x);
-        self.gated_linear(gate_up, activation, down, step)
+        let inner = self.issue_gated_product(x, gate_up, activation);
+        self.issue_linear(&inner, down)
     }
 
     fn attend(

@@ -3,6 +3,8 @@
 use pagedllm_backend::Activation;
 use pagedllm_core::DType;
 
+use crate::launch::tensor_map::ATOM_COLS;
+
 /// Head widths of the tensor core kernels.
 const MMA_DIMS: [usize; 4] = [64, 96, 128, 256];
 /// Widest head of any kernel.
@@ -123,10 +125,74 @@ pub(crate) fn gated(activation: Activation, dtype: DType) -> String {
     format!("gated_{name}_{}", suffix(dtype))
 }
 
-/// Whether the product is one of our own: one row, whose cost is reading the weights. For more rows
-/// the library's kernels are as fast or faster.
+/// Whether the product is that of one row, whose cost is reading the weights.
 pub(crate) fn is_one_row(rows: usize, inputs: usize, dtype: DType) -> bool {
     rows == 1 && dtype.size() == 2 && inputs.is_multiple_of(8) && inputs <= MAX_ONE_ROW_INPUTS
+}
+
+/// Rows of x that the kernels for few rows are made for; there is one for each.
+pub(crate) const FEW_ROWS: [usize; 3] = [16, 32, 64];
+/// Rows of w of a block of such a kernel; with a gate, half of them are of gate and half of up.
+const FEW_ROWS_TILE: usize = 128;
+/// Threads of a block: two warpgroups that multiply, and a warp that copies.
+const FEW_ROWS_THREADS: usize = 2 * 128 + 32;
+/// Bytes of a block's ring. What is copied ahead keeps the memory busy from one kernel to the next.
+const FEW_ROWS_RING: usize = 190 * 1024;
+/// Stages that the kernel has barriers for.
+const FEW_ROWS_MAX_STAGES: usize = 12;
+
+/// How a product of few rows is launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FewRowsShape {
+    /// Which of `FEW_ROWS`.
+    pub kernel: usize,
+    /// Blocks that share the columns of a tile.
+    pub ranks: usize,
+    pub blocks: usize,
+    pub threads: usize,
+    /// Of the ring, each of 64 columns.
+    pub stages: usize,
+    /// Bytes of shared memory.
+    pub shared: usize,
+}
+
+/// The launch of a product of `rows` rows by the kernel for few rows, which writes `outputs` columns or
+/// with a gate half as many. `None` where that kernel is not made for it.
+pub(crate) fn few_rows(
+    rows: usize,
+    outputs: usize,
+    inputs: usize,
+    has_gate: bool,
+) -> Option<FewRowsShape> {
+    let fits = rows > 1 && outputs.is_multiple_of(8) && inputs.is_multiple_of(8);
+    let kernel = FEW_ROWS.iter().position(|&most| fits && rows <= most)?;
+    let tiles = if has_gate {
+        (outputs / 2).div_ceil(FEW_ROWS_TILE / 2)
+    } else {
+        outputs.div_ceil(FEW_ROWS_TILE)
+    };
+    let ranks = few_rows_ranks(tiles, inputs.div_ceil(ATOM_COLS));
+    let (stages, shared) = few_rows_ring(FEW_ROWS[kernel]);
+    let (blocks, threads) = (tiles * ranks, FEW_ROWS_THREADS);
+    Some(FewRowsShape { kernel, ranks, blocks, threads, stages, shared })
+}
+
+/// Stages of the ring of a kernel for `rows` rows, and the bytes of shared memory.
+pub(crate) fn few_rows_ring(rows: usize) -> (usize, usize) {
+    let stage = (FEW_ROWS_TILE + rows) * ATOM_COLS * 2;
+    let stages = (FEW_ROWS_RING / stage).min(FEW_ROWS_MAX_STAGES);
+    (stages, stages * stage)
+}
+
+/// As few ranks as make blocks enough to keep the memory busy, as measured on an H200. Clusters of 4
+/// do not fill a device, so some tiles wait for others to end: too long where there are many steps.
+fn few_rows_ranks(tiles: usize, steps: usize) -> usize {
+    let blocks = if steps > 64 { 64 } else { 96 };
+    let mut ranks = 1;
+    while ranks < 4 && tiles * ranks < blocks && steps >= 4 * (2 * ranks) {
+        ranks *= 2;
+    }
+    ranks
 }
 
 /// Warps of a decode block of attention, and tiles in the ring of each.
@@ -199,6 +265,43 @@ mod tests {
         assert!(!is_one_row(1, 4096, DType::F32));
         assert!(!is_one_row(1, 4100, DType::BF16));
         assert!(!is_one_row(1, 65536, DType::F16));
+    }
+
+    #[test]
+    fn few_rows_take_as_many_ranks_as_keep_the_memory_busy() {
+        let ranks = |outputs, inputs, has_gate| {
+            let shape = few_rows(8, outputs, inputs, has_gate).expect("few rows");
+            (shape.ranks, shape.blocks)
+        };
+        // Llama 3.1 8B: the fastest of all that were measured.
+        assert_eq!(ranks(6144, 4096, false), (2, 96));
+        assert_eq!(ranks(4096, 4096, false), (4, 128));
+        assert_eq!(ranks(28672, 4096, true), (1, 224));
+        assert_eq!(ranks(4096, 14336, false), (2, 64));
+        // Llama 3.2 1B.
+        assert_eq!(ranks(3072, 2048, false), (4, 96));
+        assert_eq!(ranks(2048, 2048, false), (4, 64));
+        assert_eq!(ranks(16384, 2048, true), (1, 128));
+        assert_eq!(ranks(2048, 8192, false), (4, 64));
+        // Four steps a rank at least, and every output in a tile.
+        assert_eq!(ranks(136, 7 * 64, false), (1, 2));
+        assert_eq!(ranks(136, 7 * 64 + 8, false), (2, 4));
+        assert_eq!(ranks(136, 15 * 64 + 8, false), (4, 8));
+        assert_eq!(ranks(2 * 72, 64, true), (1, 2));
+    }
+
+    #[test]
+    fn few_rows_have_a_kernel_and_a_ring() {
+        let kernel = |rows| few_rows(rows, 4096, 4096, false).map(|shape| FEW_ROWS[shape.kernel]);
+        assert_eq!([2, 16, 17, 33, 64].map(kernel), [16, 16, 32, 64, 64].map(Some));
+        assert_eq!([0, 1, 65].map(kernel), [None; 3]);
+        assert_eq!(few_rows(8, 4100, 4096, false), None);
+        assert_eq!(few_rows(8, 4096, 4100, false), None);
+        assert_eq!(FEW_ROWS.map(|rows| few_rows_ring(rows).0), [10, 9, 7]);
+        for rows in FEW_ROWS {
+            // The sums take the ring's place: rows of a tile's outputs and 4 more.
+            assert!(few_rows_ring(rows).1 >= rows * (FEW_ROWS_TILE + 4) * 4);
+        }
     }
 
     #[test]

@@ -51,7 +51,7 @@ impl KvCache {
                 group.maps = (0..planes)
                     .map(|plane| {
                         let address = group.buffer.address() + (plane * plane_bytes) as u64;
-                        TensorMap::new(address, rows, layout.head_dim, layout.dtype)
+                        TensorMap::plane(address, rows, layout.head_dim, layout.dtype)
                     })
                     .collect::<Result<_, _>>()?;
             }

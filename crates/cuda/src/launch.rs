@@ -124,12 +124,14 @@ pub(crate) struct Shape {
     pub threads: usize,
     /// Bytes of dynamic shared memory.
     pub shared: usize,
+    /// Neighbouring blocks that reach each other's shared memory; 1 where none do.
+    pub cluster: usize,
 }
 
 impl Shape {
-    /// A launch without dynamic shared memory.
+    /// A launch without dynamic shared memory and without clusters.
     pub fn new(grid: [usize; 3], threads: usize) -> Self {
-        Self { grid, threads, shared: 0 }
+        Self { grid, threads, shared: 0, cluster: 1 }
     }
 }
 
@@ -159,10 +161,25 @@ pub(crate) fn launch(
         };
         *pointer = std::ptr::from_mut(word).cast::<c_void>();
     }
-    let mut attribute = sys::CUlaunchAttribute {
-        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-        pad: [0; 4],
-        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    let cluster =
+        sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: shape.cluster as u32, y: 1, z: 1 };
+    let mut attributes = [
+        sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        },
+        sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { clusterDim: cluster },
+        },
+    ];
+    // The first where the device can, the second where it is asked for as well.
+    let num_attributes = match device.capability {
+        ..90 => 0,
+        _ if shape.cluster == 1 => 1,
+        _ => 2,
     };
     let config = sys::CUlaunchConfig {
         gridDimX: shape.grid[0] as u32,
@@ -173,8 +190,8 @@ pub(crate) fn launch(
         blockDimZ: 1,
         sharedMemBytes: shape.shared as u32,
         hStream: device.stream(),
-        attrs: &raw mut attribute,
-        numAttrs: u32::from(device.capability >= 90),
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: num_attributes,
     };
     // SAFETY: the config and the arguments live for the call, which copies them.
     let status = unsafe {

@@ -1,6 +1,7 @@
 //! The verbs as launches: which kernel, which shape, which arguments.
 
 mod attention;
+mod few_rows;
 
 use std::collections::HashMap;
 
@@ -18,6 +19,7 @@ use crate::linear::{DenseProduct, Linear, Norm, Vocab, Weights};
 use crate::plan::SLICES;
 use crate::sample::Sampled;
 use crate::step::{StatePiece, Step, independent_runs, state_pieces};
+use crate::verbs::few_rows::FewRows;
 use crate::workspace::Tensor;
 
 /// Kernels that every model uses, looked up once.
@@ -41,6 +43,8 @@ pub(crate) struct Verbs {
     one_row: HashMap<DType, Function>,
     /// Products of one row after a norm; `None` where the device computes in f32.
     normed: Option<Normed>,
+    /// Products of few rows; `None` where the device has no kernel for them.
+    few_rows: Option<FewRows>,
     any: HashMap<DType, Function>,
 }
 
@@ -98,6 +102,7 @@ impl Verbs {
             state_count: get("state_count")?,
             one_row,
             normed: if dtype.size() == 2 { Some(Normed::new(kernels, dtype)?) } else { None },
+            few_rows: FewRows::new(kernels, dtype)?,
             any,
         })
     }
@@ -117,7 +122,7 @@ const NORMED_BLOCKS_PER_SM: usize = 2;
 
 /// The launch of a product of one row: a warp an output, and x in shared memory.
 fn one_row_shape(outputs: usize, inputs: usize) -> Shape {
-    Shape { grid: [outputs.div_ceil(8), 1, 1], threads: 256, shared: inputs * 2 }
+    Shape { shared: inputs * 2, ..Shape::new([outputs.div_ceil(8), 1, 1], 256) }
 }
 
 impl CudaBackend {
@@ -366,6 +371,9 @@ impl CudaBackend {
 
     fn issue_product(&mut self, p: DenseProduct) {
         if self.fault.is_some() || p.rows == 0 {
+            return;
+        }
+        if self.issue_few_rows(p, None) {
             return;
         }
         let dtype = self.options.dtype;

@@ -81,6 +81,42 @@ __device__ __forceinline__ void copy_box(uint32_t to, const TensorMap &map, uint
                  : "memory");
 }
 
+// Copies the map's box from a column and a row on; its bytes arrive at `barrier`.
+__device__ __forceinline__ void copy_tile(uint32_t to, const TensorMap &map, uint32_t column, uint32_t row, uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(&map), "r"(column), "r"(row), "r"(barrier)
+                 : "memory");
+}
+
+// ---- Clusters of blocks, which reach each other's shared memory.
+
+__device__ __forceinline__ uint32_t cluster_size() {
+    uint32_t size;
+    asm("mov.u32 %0, %cluster_nctarank;" : "=r"(size));
+    return size;
+}
+__device__ __forceinline__ uint32_t cluster_rank() {
+    uint32_t rank;
+    asm("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// Waits for all threads of the cluster, and makes what they wrote to shared memory visible.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\n"
+                 "barrier.cluster.wait.acquire;" ::: "memory");
+}
+// What lies at a place of this block's shared memory in another block of the cluster.
+__device__ __forceinline__ float4 load_cluster(uint32_t at, uint32_t rank) {
+    float4 x;
+    asm volatile("{ .reg .u32 there; mapa.shared::cluster.u32 there, %4, %5;"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there]; }"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(at), "r"(rank)
+                 : "memory");
+    return x;
+}
+
 // ---- Registers of a warpgroup.
 
 template <int N> __device__ __forceinline__ void take_registers() {
@@ -116,6 +152,8 @@ template <int N> __device__ __forceinline__ void pin(float (&x)[N]) {
 #define OUT_32(d, i) OUT_8(d, i), OUT_8(d, i + 8), OUT_8(d, i + 16), OUT_8(d, i + 24)
 #define FIRST_8(d, i) "=f"(d[i]), "=f"(d[i + 1]), "=f"(d[i + 2]), "=f"(d[i + 3]), "=f"(d[i + 4]), "=f"(d[i + 5]), "=f"(d[i + 6]), "=f"(d[i + 7])
 #define FIRST_32(d, i) FIRST_8(d, i), FIRST_8(d, i + 8), FIRST_8(d, i + 16), FIRST_8(d, i + 24)
+#define NAMES_8 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define NAMES_16 NAMES_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define NAMES_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define NAMES_64 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
@@ -125,7 +163,27 @@ template <class T, bool ADD> __device__ __forceinline__ void product(float (&d)[
 template <class T> __device__ __forceinline__ void product_transposed(float (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add);
 template <class T> __device__ __forceinline__ void product_transposed(float (&d)[64], const uint32_t (&a)[4], uint64_t b, bool add);
 
+// d += a . b^T of two matrices in shared memory whose rows are summed along; b has 2 rows for each register.
+template <class T> __device__ __forceinline__ void product_of_rows(float (&d)[8], uint64_t a, uint64_t b);
+template <class T> __device__ __forceinline__ void product_of_rows(float (&d)[16], uint64_t a, uint64_t b);
+template <class T> __device__ __forceinline__ void product_of_rows(float (&d)[32], uint64_t a, uint64_t b);
+
 #define PRODUCTS(T, NAME)                                                                                         \
+    template <> __device__ __forceinline__ void product_of_rows<T>(float (&d)[8], uint64_t a, uint64_t b) {      \
+        asm volatile("{ .reg .pred add; setp.eq.b32 add, 0, 0;"                                                   \
+                     "wgmma.mma_async.sync.aligned.m64n16k16.f32." NAME "." NAME                                  \
+                     " {" NAMES_8 "}, %8, %9, add, 1, 1, 0, 0; }" : OUT_8(d, 0) : "l"(a), "l"(b)); \
+    }                                                                                                             \
+    template <> __device__ __forceinline__ void product_of_rows<T>(float (&d)[16], uint64_t a, uint64_t b) {      \
+        asm volatile("{ .reg .pred add; setp.eq.b32 add, 0, 0;"                                                   \
+                     "wgmma.mma_async.sync.aligned.m64n32k16.f32." NAME "." NAME                                  \
+                     " {" NAMES_16 "}, %16, %17, add, 1, 1, 0, 0; }" : OUT_8(d, 0), OUT_8(d, 8) : "l"(a), "l"(b)); \
+    }                                                                                                             \
+    template <> __device__ __forceinline__ void product_of_rows<T>(float (&d)[32], uint64_t a, uint64_t b) {      \
+        asm volatile("{ .reg .pred add; setp.eq.b32 add, 0, 0;"                                                   \
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME                                  \
+                     " {" NAMES_32 "}, %32, %33, add, 1, 1, 0, 0; }" : OUT_32(d, 0) : "l"(a), "l"(b)); \
+    }                                                                                                             \
     template <> __device__ __forceinline__ void product<T, false>(float (&d)[64], uint64_t a, uint64_t b) {        \
         asm volatile("{ .reg .pred add; setp.ne.b32 add, 0, 0;"                                                   \
                      "wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME                                 \
@@ -153,6 +211,8 @@ PRODUCTS(f16, "f16")
 #undef PRODUCTS
 #undef NAMES_64
 #undef NAMES_32
+#undef NAMES_16
+#undef NAMES_8
 #undef OUT_32
 #undef OUT_8
 #undef FIRST_32

@@ -80,3 +80,8 @@ struct SampledRow {
     uint32_t top_tokens[MAX_TOP];
     float top_logprobs[MAX_TOP];
 };
+
+// What stands behind a product.
+#define GATE_NONE 0u
+#define GATE_SILU 1u
+#define GATE_GELU_TANH 2u

@@ -156,7 +156,7 @@ impl CudaBackend {
             [num_items, y, 1]
         };
         let shape =
-            Shape { grid, threads: kernels.prefill_threads, shared: kernels.prefill_shared };
+            Shape { shared: kernels.prefill_shared, ..Shape::new(grid, kernels.prefill_threads) };
         let maps = cache.maps(spec.layer_in_group);
         // Only Hopper's kernel takes more than the first.
         let args = [
