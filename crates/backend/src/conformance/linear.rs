@@ -26,8 +26,9 @@ fn tolerance(claims: &Claims, format: WeightFormat) -> f32 {
     if is_dense(format) { claims.dense } else { claims.quantized }
 }
 
-/// A backend with a workspace and a cache that no case here reads, and a step of `rows` tokens.
-struct Bench<B: Backend> {
+/// A backend with a workspace and a cache that no case here reads, and a step of some tokens. Cases
+/// share it: opening a device takes longer than they do.
+pub struct Bench<B: Backend> {
     b: B,
     kv: B::KvCache,
     input: StepInput,
@@ -36,37 +37,43 @@ struct Bench<B: Backend> {
     reference_kv: <Reference as Backend>::KvCache,
 }
 
-fn bench<B: Probe>(make: &impl Fn() -> B, claims: &Claims, rows: usize) -> Bench<B> {
-    let spec = WorkspaceSpec {
-        max_num_batched_tokens: MAX_TOKENS,
-        max_num_seqs: 8,
-        max_logit_rows: MAX_TOKENS,
-        max_model_len: MAX_TOKENS,
-        block_size: 16,
-        vocab_size: VOCAB,
-        hidden_size: WIDEST,
-        max_cols: 2 * WIDE,
-    };
-    let group = |dtype: DType| KvGroup {
-        layers: vec![0],
-        layout: KvLayout { block_size: 16, num_kv_heads: 1, head_dim: 64, dtype },
-        window: None,
-    };
-    let mut random = Random::new(claims.seed);
-    let (mut world, num_blocks) = World::new(&mut random, &[MAX_TOKENS], 16);
-    let mut input = world.step(&mut random, &[(0, rows)], VOCAB);
-    input.batch.logit_rows = (0..rows as u32).step_by(2).collect();
-    let mut b = make();
-    b.reserve_workspace(&spec).expect("a small workspace");
-    let kv = b.allocate_kv_cache(&[group(claims.kv_dtype)], num_blocks).expect("a small cache");
-    let mut reference = Reference::default();
-    reference.reserve_workspace(&spec).expect("memory");
-    let reference_kv =
-        reference.allocate_kv_cache(&[group(DType::F32)], num_blocks).expect("memory");
-    Bench { b, kv, input, reference, reference_kv }
+/// One sequence, and the blocks that it needs.
+fn world() -> (World, usize) {
+    World::new(&mut Random::new(1), &[MAX_TOKENS], 16)
 }
 
 impl<B: Probe> Bench<B> {
+    pub fn new(make: &impl Fn() -> B, claims: &Claims) -> Self {
+        let spec = WorkspaceSpec {
+            max_num_batched_tokens: MAX_TOKENS,
+            max_num_seqs: 8,
+            max_logit_rows: MAX_TOKENS,
+            max_model_len: MAX_TOKENS,
+            block_size: 16,
+            vocab_size: VOCAB,
+            hidden_size: WIDEST,
+            max_cols: 2 * WIDE,
+        };
+        let group = |dtype: DType| KvGroup {
+            layers: vec![0],
+            layout: KvLayout { block_size: 16, num_kv_heads: 1, head_dim: 64, dtype },
+            window: None,
+        };
+        let (_, num_blocks) = world();
+        let mut b = make();
+        b.reserve_workspace(&spec).expect("a small workspace");
+        let kv = b.allocate_kv_cache(&[group(claims.kv_dtype)], num_blocks).expect("a small cache");
+        let mut reference = Reference::default();
+        reference.reserve_workspace(&spec).expect("memory");
+        let reference_kv =
+            reference.allocate_kv_cache(&[group(DType::F32)], num_blocks).expect("memory");
+        Self { b, kv, input: StepInput::default(), reference, reference_kv }
+    }
+    /// From here on a step has `rows` tokens, of which every other one asks for logits.
+    fn rows(&mut self, rows: usize) {
+        self.input = world().0.step(&mut Random::new(1), &[(0, rows)], VOCAB);
+        self.input.batch.logit_rows = (0..rows as u32).step_by(2).collect();
+    }
     fn begin(&mut self) -> (B::Step, <Reference as Backend>::Step) {
         (
             self.b.begin_step(&mut self.kv, &self.input),
@@ -102,32 +109,32 @@ fn parts(
 }
 
 /// Every format at every number of rows.
-pub fn products<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+pub fn products<B: Probe>(bench: &mut Bench<B>, claims: &Claims) {
     for &format in &claims.formats {
         for rows in ROWS {
             for (outputs, cols) in [(192, HIDDEN), (33, WIDE), (80, 512)] {
                 let case =
                     format!("linear {format} [{rows}, {cols}] -> {outputs}, seed {}", claims.seed);
-                product(make, claims, &case, &[(format, outputs)], rows, cols);
+                product(bench, claims, &case, &[(format, outputs)], rows, cols);
             }
         }
     }
 }
 
 /// A packed matrix whose parts differ in format and bias, as in a Q4_K_M file.
-pub fn mixed_parts<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+pub fn mixed_parts<B: Probe>(bench: &mut Bench<B>, claims: &Claims) {
     for window in claims.formats.windows(2) {
         let shapes = [(window[0], 64), (window[1], 32), (window[0], 48)];
         for rows in [1, 5, 40] {
             let case =
                 format!("linear of {}, {} and {} rows {rows}", window[0], window[1], window[0]);
-            product(make, claims, &case, &shapes, rows, HIDDEN);
+            product(bench, claims, &case, &shapes, rows, HIDDEN);
         }
     }
 }
 
 fn product<B: Probe>(
-    make: &impl Fn() -> B,
+    bench: &mut Bench<B>,
     claims: &Claims,
     case: &str,
     shapes: &[(WeightFormat, usize)],
@@ -136,7 +143,7 @@ fn product<B: Probe>(
 ) {
     let mut random = Random::new(claims.seed ^ (rows * cols) as u64);
     let parts = parts(&mut random, shapes, cols);
-    let mut bench = bench(make, claims, rows);
+    bench.rows(rows);
     let w = bench.b.load_linear(&parts, Split::Whole).expect(case);
     let wanted = bench.reference.load_linear(&parts, Split::Whole).expect(case);
     let (step, reference_step) = bench.begin();
@@ -148,11 +155,11 @@ fn product<B: Probe>(
 }
 
 /// Each fusion against the reference and against its own parts on the same device.
-pub fn fusions<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+pub fn fusions<B: Probe>(bench: &mut Bench<B>, claims: &Claims) {
     for &format in &claims.formats {
         for rows in [1, 6, 17, 64] {
             let mut random = Random::new(claims.seed + rows as u64);
-            let mut bench = bench(make, claims, rows);
+            bench.rows(rows);
             let gain = random.weight(WeightFormat::F32, 1, HIDDEN);
             let up = parts(&mut random, &[(format, WIDE), (format, WIDE)], HIDDEN);
             let down = parts(&mut random, &[(format, 96)], WIDE);
@@ -202,7 +209,7 @@ pub fn fusions<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
 }
 
 /// A whole gated MLP against the reference, and against its parts on the same device.
-pub fn gated_mlps<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+pub fn gated_mlps<B: Probe>(bench: &mut Bench<B>, claims: &Claims) {
     for &format in &claims.formats {
         for (rows, hidden) in [(1, HIDDEN), (1, WIDEST), (5, WIDE), (12, HIDDEN), (33, HIDDEN)] {
             for activation in [Activation::Silu, Activation::GeluTanh] {
@@ -210,14 +217,14 @@ pub fn gated_mlps<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
                     "gated_mlp {format} {activation:?}, {rows} rows of {hidden}, seed {}",
                     claims.seed
                 );
-                gated_mlp(make, claims, &case, format, activation, (rows, hidden));
+                gated_mlp(bench, claims, &case, format, activation, (rows, hidden));
             }
         }
     }
 }
 
 fn gated_mlp<B: Probe>(
-    make: &impl Fn() -> B,
+    bench: &mut Bench<B>,
     claims: &Claims,
     case: &str,
     format: WeightFormat,
@@ -225,7 +232,7 @@ fn gated_mlp<B: Probe>(
     (rows, hidden): (usize, usize),
 ) {
     let mut random = Random::new(claims.seed ^ (rows * hidden) as u64);
-    let mut bench = bench(make, claims, rows);
+    bench.rows(rows);
     let gain = random.weight(WeightFormat::F32, 1, hidden);
     let up = parts(&mut random, &[(format, HIDDEN), (format, HIDDEN)], hidden);
     let down = parts(&mut random, &[(format, 96)], HIDDEN);
@@ -266,10 +273,10 @@ fn gated_mlp<B: Probe>(
 }
 
 /// Norms, activations, row selection, zeros.
-pub fn elementwise<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+pub fn elementwise<B: Probe>(bench: &mut Bench<B>, claims: &Claims) {
     for rows in [1, 5, 64] {
         let mut random = Random::new(claims.seed + 77 + rows as u64);
-        let mut bench = bench(make, claims, rows);
+        bench.rows(rows);
         let gain = random.weight(WeightFormat::F32, 1, HIDDEN);
         let norm = bench.b.load_norm(&gain, 1e-6).expect("a norm loads");
         let reference_norm = bench.reference.load_norm(&gain, 1e-6).expect("a norm loads");
@@ -306,11 +313,11 @@ pub fn elementwise<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
 }
 
 /// Embedding and head of one table in every format.
-pub fn vocab<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+pub fn vocab<B: Probe>(bench: &mut Bench<B>, claims: &Claims) {
     for &format in &claims.formats {
         for rows in [1, 9, 64] {
             let mut random = Random::new(claims.seed + 99);
-            let mut bench = bench(make, claims, rows);
+            bench.rows(rows);
             let table = random.weight(format, VOCAB, HIDDEN);
             let vocab = bench.b.load_vocab(&table).expect("a table loads");
             let reference_vocab = bench.reference.load_vocab(&table).expect("a table loads");
@@ -331,7 +338,7 @@ pub fn vocab<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
 }
 
 /// Made-up weights are the same on every device.
-pub fn made_up<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
+pub fn made_up<B: Probe>(bench: &mut Bench<B>, claims: &Claims) {
     let matrix = |name: &str, rows, has_bias| DummyMatrix {
         name: name.into(),
         dtype: DType::F32,
@@ -342,7 +349,7 @@ pub fn made_up<B: Probe>(make: &impl Fn() -> B, claims: &Claims) {
     let parts = [matrix("first", 65, false), matrix("second", 31, true), matrix("third", 7, false)];
     for rows in [1, 9, 64] {
         let mut random = Random::new(claims.seed + 7);
-        let mut bench = bench(make, claims, rows);
+        bench.rows(rows);
         let load = "made-up weights load";
         let table = matrix("table", VOCAB, false);
         let vocab = bench.b.load_dummy_vocab(&table).expect(load);

@@ -67,18 +67,20 @@ impl Claims {
     }
 }
 
-/// Runs every case. `make` gives a fresh backend each time.
+/// Runs every case. `make` gives a fresh backend.
 ///
 /// # Panics
 /// At the first case that is off, with its name, sizes and seed.
 pub fn check<B: Probe>(make: impl Fn() -> B, claims: &Claims) {
-    linear::products(&make, claims);
-    linear::mixed_parts(&make, claims);
-    linear::fusions(&make, claims);
-    linear::gated_mlps(&make, claims);
-    linear::elementwise(&make, claims);
-    linear::vocab(&make, claims);
-    linear::made_up(&make, claims);
+    let mut bench = linear::Bench::new(&make, claims);
+    linear::products(&mut bench, claims);
+    linear::mixed_parts(&mut bench, claims);
+    linear::fusions(&mut bench, claims);
+    linear::gated_mlps(&mut bench, claims);
+    linear::elementwise(&mut bench, claims);
+    linear::vocab(&mut bench, claims);
+    linear::made_up(&mut bench, claims);
+    drop(bench);
     attention::ragged(&make, claims);
     attention::block_copies(&make, claims);
     attention::shared_prefixes(&make, claims);
