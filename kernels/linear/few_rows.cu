@@ -99,10 +99,8 @@ template <class T, int N> __device__ __forceinline__ void few_rows(const FewRows
             }
         }
         __syncwarp();
-        if (ranks > 1) {
-            cluster_sync();
-            cluster_sync();
-        }
+        cluster_sync();
+        cluster_sync();
         return;
     }
 
@@ -140,11 +138,7 @@ template <class T, int N> __device__ __forceinline__ void few_rows(const FewRows
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++)
             table[(j * 8 + lane % 4 * 2 + i % 2) * PITCH + row + i / 2 * 8] = sums[j * 4 + i];
-    if (ranks > 1) {
-        cluster_sync();
-    } else {
-        named_sync(1, MULTIPLIERS);
-    }
+    cluster_sync();
     T *y = static_cast<T *>(p.y);
     const T *bias = static_cast<const T *>(p.bias);
     // Rows in turn, over the cluster and over the block's warps.
@@ -170,7 +164,7 @@ template <class T, int N> __device__ __forceinline__ void few_rows(const FewRows
             }
     }
     // Others may still read this block's sums.
-    if (ranks > 1) cluster_sync();
+    cluster_sync();
 }
 
 #define INSTANCE(name, T, N)                                                                                  \
