@@ -22,7 +22,7 @@ use crate::options::CudaOptions;
 use crate::plan::GroupShape;
 use crate::sample::{Sampled, Sampler};
 use crate::step::{Lists, Step, StepArea};
-use crate::verbs::Verbs;
+use crate::verbs::{Pending, Verbs};
 use crate::weights::Loader;
 use crate::workspace::{Arena, Place, Tensor};
 
@@ -50,8 +50,11 @@ pub struct CudaBackend {
     pub(crate) ropes: Vec<(Rope, Arc<DeviceBuffer>)>,
     pub(crate) work: Option<Work>,
     graphs: HashMap<usize, (Graph, Place)>,
-    /// Whether verbs issue the rows of the recorded shape instead of the real ones.
-    pub(crate) is_padded: bool,
+    /// Whether a step is being recorded: verbs issue the rows of the recorded shape instead of the
+    /// real ones, and a product may wait for the norm behind it.
+    pub(crate) is_recording: bool,
+    /// The product that waits. It comes before anything else that the stream is given.
+    pub(crate) pending: Option<Pending>,
     pub(crate) fault: Option<DeviceError>,
     pub(crate) device: Arc<Device>,
 }
@@ -92,7 +95,8 @@ impl CudaBackend {
             ropes: Vec::new(),
             work: None,
             graphs: HashMap::new(),
-            is_padded: false,
+            is_recording: false,
+            pending: None,
             fault: None,
             device,
             options,
@@ -169,9 +173,14 @@ impl CudaBackend {
         bucket: usize,
         forward: &mut impl FnMut(&mut Self) -> Tensor,
     ) -> Result<Tensor, DeviceError> {
-        drop(forward(self));
+        let mut issue_all = |b: &mut Self| {
+            let result = forward(b);
+            b.issue_pending();
+            result
+        };
+        drop(issue_all(self));
         let capture = Capture::begin(&self.device)?;
-        let result = forward(self);
+        let result = issue_all(self);
         let graph = capture.end()?;
         graph.replay()?;
         self.graphs.insert(bucket, (graph, result.place()));
@@ -277,9 +286,9 @@ impl Backend for CudaBackend {
             self.note(replayed);
             return result;
         }
-        self.is_padded = true;
+        self.is_recording = true;
         let recorded = self.record(bucket, &mut forward);
-        self.is_padded = false;
+        self.is_recording = false;
         match recorded {
             Ok(result) => result,
             Err(error) => {

@@ -133,7 +133,7 @@ pub(crate) fn is_one_row(rows: usize, inputs: usize, dtype: DType) -> bool {
 /// Rows of x that the kernels for few rows are made for; there is one for each.
 pub(crate) const FEW_ROWS: [usize; 3] = [16, 32, 64];
 /// Rows of w of a block of such a kernel; with a gate, half of them are of gate and half of up.
-const FEW_ROWS_TILE: usize = 128;
+pub(crate) const FEW_ROWS_TILE: usize = 128;
 /// Threads of a block: two warpgroups that multiply, and a warp that copies.
 const FEW_ROWS_THREADS: usize = 2 * 128 + 32;
 /// Bytes of a block's ring. What is copied ahead keeps the memory busy from one kernel to the next.

@@ -3,6 +3,7 @@
 use pagedllm_core::DType;
 
 use crate::device::DeviceBuffer;
+use crate::workspace::Tensor;
 
 /// A packed linear layer.
 #[derive(Debug)]
@@ -20,6 +21,25 @@ pub struct Linear {
 pub(crate) enum Weights {
     /// `[outputs, inputs]`, of the activations' type.
     Dense(DeviceBuffer),
+}
+
+impl Linear {
+    /// The product of `x` into `y`, whose columns are the outputs, or half of them where a gate is
+    /// behind it.
+    pub(crate) fn product(&self, x: &Tensor, y: &Tensor) -> DenseProduct {
+        assert_eq!(x.cols(), self.inputs, "inputs of a product");
+        let Weights::Dense(weights) = &self.weights;
+        DenseProduct {
+            x: x.address(),
+            w: weights.address(),
+            bias: self.bias.as_ref().map_or(0, DeviceBuffer::address),
+            y: y.address(),
+            rows: x.rows(),
+            outputs: self.outputs,
+            inputs: self.inputs,
+            out_dtype: y.dtype(),
+        }
+    }
 }
 
 /// A vocabulary matrix `[rows, cols]`, of the activations' type.

@@ -19,7 +19,8 @@ use crate::linear::{DenseProduct, Linear, Norm, Vocab, Weights};
 use crate::plan::SLICES;
 use crate::sample::Sampled;
 use crate::step::{StatePiece, Step, independent_runs, state_pieces};
-use crate::verbs::few_rows::FewRows;
+pub(crate) use crate::verbs::few_rows::Pending;
+use crate::verbs::few_rows::{FewRows, NormPart};
 use crate::workspace::Tensor;
 
 /// Kernels that every model uses, looked up once.
@@ -126,11 +127,18 @@ fn one_row_shape(outputs: usize, inputs: usize) -> Shape {
 }
 
 impl CudaBackend {
-    fn issue(&mut self, function: Function, shape: Shape, args: &[Arg<'_>]) {
+    /// Gives the stream what `work` issues. All that verbs issue goes through here, and so behind the
+    /// product that waits.
+    fn submit(&mut self, work: impl FnOnce(&mut Self) -> Result<(), DeviceError>) {
+        self.issue_pending();
         if self.fault.is_none() {
-            let launched = launch(&self.device, function, shape, args);
-            self.note(launched);
+            let submitted = work(self);
+            self.note(submitted);
         }
+    }
+
+    fn issue(&mut self, function: Function, shape: Shape, args: &[Arg<'_>]) {
+        self.submit(|b| launch(&b.device, function, shape, args));
     }
 
     fn take(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {
@@ -325,7 +333,7 @@ impl CudaBackend {
 
     /// `real` rows, or those of the recorded shape while it is recorded.
     fn rows(&self, real: usize, step: &Step) -> usize {
-        step.padded.filter(|_| self.is_padded).unwrap_or(real)
+        step.padded.filter(|_| self.is_recording).unwrap_or(real)
     }
 
     pub(crate) fn issue_head(&mut self, hidden: &Tensor, table: &Vocab, step: &Step) -> Tensor {
@@ -346,26 +354,17 @@ impl CudaBackend {
 
     pub(crate) fn issue_zeros(&mut self, like: &Tensor) -> Tensor {
         let out = self.take(like.rows(), like.cols(), DType::F32);
-        let filled = fill_words(&self.device, out.address(), 0, like.rows() * like.cols());
-        self.note(filled);
+        let words = like.rows() * like.cols();
+        self.submit(|b| fill_words(&b.device, out.address(), 0, words));
         out
     }
 
     pub(crate) fn issue_linear(&mut self, x: &Tensor, w: &Linear) -> Tensor {
-        assert_eq!(x.cols(), w.inputs, "inputs of a product");
-        let dtype = self.options.dtype;
-        let out = self.take(x.rows(), w.outputs, dtype);
-        let Weights::Dense(weights) = &w.weights;
-        self.issue_product(DenseProduct {
-            x: x.address(),
-            w: weights.address(),
-            bias: address(w.bias.as_ref()),
-            y: out.address(),
-            rows: x.rows(),
-            outputs: w.outputs,
-            inputs: w.inputs,
-            out_dtype: dtype,
-        });
+        let out = self.take(x.rows(), w.outputs, self.options.dtype);
+        let product = w.product(x, &out);
+        if !self.keep_pending(product) {
+            self.issue_product(product);
+        }
         out
     }
 
@@ -373,7 +372,7 @@ impl CudaBackend {
         if self.fault.is_some() || p.rows == 0 {
             return;
         }
-        if self.issue_few_rows(p, None) {
+        if self.issue_few_rows(p, None, NormPart::None) {
             return;
         }
         let dtype = self.options.dtype;
@@ -399,18 +398,17 @@ impl CudaBackend {
             out_dtype: p.out_dtype,
             has_bias: p.bias != 0,
         };
-        match self.blas.multiply(product, p.x, p.w, p.bias, p.y) {
+        self.submit(|b| match b.blas.multiply(product, p.x, p.w, p.bias, p.y) {
             Err(DeviceError::Unsupported(_)) => {
                 let shape = Shape::new([p.outputs.div_ceil(8), p.rows, 1], 256);
-                let function = self.verbs.any[&p.out_dtype];
-                self.issue(function, shape, &args);
+                launch(&b.device, b.verbs.any[&p.out_dtype], shape, &args)
             }
-            result => self.note(result),
-        }
+            result => result,
+        });
     }
 
     /// The sum with the residual stream, normed, times `w`; with an activation, that of gate and up.
-    /// `None` where no kernel does all of it.
+    /// `None` where neither a kernel does all of it nor the products before and behind the norm do.
     pub(crate) fn issue_normed_product(
         &mut self,
         x: &Tensor,
@@ -424,7 +422,7 @@ impl CudaBackend {
         let dtype = self.options.dtype;
         let outputs = if activation.is_some() { w.outputs / 2 } else { w.outputs };
         if !dispatch::is_one_row(x.rows(), w.inputs, dtype) {
-            return None;
+            return self.issue_around_norm(x, residual, norm, w, activation);
         }
         let function = self.verbs.normed.as_ref()?.with(activation);
         let out = self.take(1, outputs, dtype);

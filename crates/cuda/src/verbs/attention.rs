@@ -137,7 +137,7 @@ impl CudaBackend {
             Some(heads) => (spec.num_kv_heads, group.div_ceil(heads)),
             None => (spec.num_heads, 1),
         };
-        let decode = if self.is_padded { items.padded_items } else { items.decode_items };
+        let decode = if self.is_recording { items.padded_items } else { items.decode_items };
         let seqs = self.rows(items.decode_items, step);
         let mut shape = Shape::new([y, decode, z], kernels.decode_threads);
         if kernels.decode_tile_bytes > 0 {

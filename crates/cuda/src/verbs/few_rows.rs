@@ -4,13 +4,12 @@ use bytemuck::{Pod, Zeroable};
 use pagedllm_backend::{Activation, DeviceError};
 use pagedllm_core::DType;
 
-use super::address;
 use crate::backend::CudaBackend;
-use crate::dispatch::{self, FEW_ROWS, suffix};
+use crate::dispatch::{self, FEW_ROWS, FEW_ROWS_TILE, FewRowsShape, suffix};
 use crate::kernel::Kernels;
 use crate::launch::tensor_map::TensorMap;
 use crate::launch::{Arg, Function, Shape};
-use crate::linear::{DenseProduct, Linear, Weights};
+use crate::linear::{DenseProduct, Linear, Norm};
 use crate::workspace::Tensor;
 
 /// Rows of a box of w: those of a warpgroup.
@@ -29,7 +28,37 @@ struct FewRowsParams {
     inputs: u32,
     gate: u32,
     stages: u32,
-    unused: [u32; 7],
+    eps: f32,
+    residual: u64,
+    gain: u64,
+    squares: u64,
+}
+
+/// What a product does of an RMSNorm beside it. Addresses are those of `FewRowsParams`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NormPart {
+    None,
+    /// The norm follows, behind the sum with the residual stream.
+    Before {
+        residual: u64,
+        gain: u64,
+        squares: u64,
+    },
+    /// The product takes the norm's result.
+    Behind {
+        squares: u64,
+        eps: f32,
+    },
+}
+
+/// A product that is not issued yet, so that it can take its part of the norm behind it.
+///
+/// Its x needs no keeping: it is issued before anything else that may write to x's range.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    product: DenseProduct,
+    /// For the squares, `[rows, tiles]`. Taken while x has its range, since the same launch reads x.
+    squares: Tensor,
 }
 
 /// `FewRowsParams::gate`. `kernels/include/pagedllm/plan.h` has the same numbers.
@@ -60,18 +89,25 @@ impl FewRows {
 }
 
 impl CudaBackend {
+    /// The kernel for few rows for a product, and its launch. `None` where there is none for it.
+    fn few_rows(&self, p: &DenseProduct, has_gate: bool) -> Option<(Function, FewRowsShape)> {
+        let FewRows(functions) = self.verbs.few_rows.as_ref()?;
+        let shape = dispatch::few_rows(p.rows, p.outputs, p.inputs, has_gate)?;
+        (p.out_dtype == self.options.dtype).then(|| (functions[shape.kernel], shape))
+    }
+
     /// A product by the kernel for few rows; with an activation, that of gate and up, whose result has
     /// half the columns. False where there is no kernel for it.
     pub(crate) fn issue_few_rows(
         &mut self,
         p: DenseProduct,
         activation: Option<Activation>,
+        norm: NormPart,
     ) -> bool {
         let dtype = self.options.dtype;
-        let Some(FewRows(functions)) = &self.verbs.few_rows else { return false };
-        let shape = dispatch::few_rows(p.rows, p.outputs, p.inputs, activation.is_some());
-        let Some(shape) = shape.filter(|_| p.out_dtype == dtype) else { return false };
-        let function = functions[shape.kernel];
+        let Some((function, shape)) = self.few_rows(&p, activation.is_some()) else {
+            return false;
+        };
         let box_rows = FEW_ROWS[shape.kernel];
         let maps = TensorMap::matrix(p.w, p.outputs, p.inputs, BOX_ROWS, dtype).and_then(|w| {
             let x = TensorMap::matrix(p.x, p.rows, p.inputs, box_rows, dtype)?;
@@ -84,6 +120,11 @@ impl CudaBackend {
                 return true;
             }
         };
+        let (residual, gain, squares, eps) = match norm {
+            NormPart::None => (0, 0, 0, 0.0),
+            NormPart::Before { residual, gain, squares } => (residual, gain, squares, 0.0),
+            NormPart::Behind { squares, eps } => (0, 0, squares, eps),
+        };
         let params = FewRowsParams {
             w,
             x,
@@ -94,7 +135,10 @@ impl CudaBackend {
             inputs: p.inputs as u32,
             gate: gate(activation),
             stages: shape.stages as u32,
-            unused: [0; 7],
+            eps,
+            residual,
+            gain,
+            squares,
         };
         let launch = Shape {
             shared: shape.shared,
@@ -112,27 +156,62 @@ impl CudaBackend {
         w: &Linear,
         activation: Activation,
     ) -> Tensor {
-        assert_eq!(x.cols(), w.inputs, "inputs of a product");
-        let dtype = self.options.dtype;
-        let out = self.take(x.rows(), w.outputs / 2, dtype);
-        let Weights::Dense(weights) = &w.weights;
-        let product = DenseProduct {
-            x: x.address(),
-            w: weights.address(),
-            bias: address(w.bias.as_ref()),
-            y: out.address(),
-            rows: x.rows(),
-            outputs: w.outputs,
-            inputs: w.inputs,
-            out_dtype: dtype,
-        };
-        if self.issue_few_rows(product, Some(activation)) {
+        let out = self.take(x.rows(), w.outputs / 2, self.options.dtype);
+        if self.issue_few_rows(w.product(&x, &out), Some(activation), NormPart::None) {
             return out;
         }
         drop(out);
         let gate_up = self.issue_linear(&x, w);
         drop(x);
         self.issue_gated(&gate_up, activation)
+    }
+
+    /// Lets a product wait for what is issued next. False where it cannot take part in a norm: f16
+    /// has no range for rows that are not normed yet.
+    pub(crate) fn keep_pending(&mut self, product: DenseProduct) -> bool {
+        let may_wait = self.is_recording && self.options.dtype == DType::BF16;
+        if !may_wait || self.few_rows(&product, false).is_none() {
+            return false;
+        }
+        self.issue_pending();
+        let tiles = product.outputs.div_ceil(FEW_ROWS_TILE);
+        let squares = self.take(product.rows, tiles, DType::F32);
+        self.pending = Some(Pending { product, squares });
+        true
+    }
+
+    /// Issues the product that waits as it is.
+    pub(crate) fn issue_pending(&mut self) {
+        if let Some(Pending { product, .. }) = self.pending.take() {
+            self.issue_few_rows(product, None, NormPart::None);
+        }
+    }
+
+    /// Issues the product that waits for its norm, and the product of the norm's result with `w`; with
+    /// an activation, that of gate and up, gated. `None`, and nothing is issued, where `x` is not what
+    /// waits or there is no kernel for few rows for `w`.
+    pub(crate) fn issue_around_norm(
+        &mut self,
+        x: &Tensor,
+        residual: &mut Tensor,
+        norm: &Norm,
+        w: &Linear,
+        activation: Option<Activation>,
+    ) -> Option<Tensor> {
+        assert_eq!(residual.dtype(), DType::F32, "the residual stream");
+        let has_gate = activation.is_some();
+        let cols = if has_gate { w.outputs / 2 } else { w.outputs };
+        let out = self.take(x.rows(), cols, self.options.dtype);
+        let second = w.product(x, &out);
+        self.few_rows(&second, has_gate)?;
+        let first = self.pending.take_if(|pending| pending.product.y == x.address())?;
+        // The rows times the gain lie in x, which is not written otherwise.
+        let squares = first.squares.address();
+        let (residual, gain) = (residual.address(), norm.gain.address());
+        let before = NormPart::Before { residual, gain, squares };
+        self.issue_few_rows(first.product, None, before);
+        self.issue_few_rows(second, activation, NormPart::Behind { squares, eps: norm.eps });
+        Some(out)
     }
 }
 
