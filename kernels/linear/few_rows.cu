@@ -245,7 +245,6 @@ template <class T, int N> __device__ __forceinline__ void few_rows(const FewRows
 #define INSTANCES(N) INSTANCE(bf16, bf16, N) INSTANCE(f16, f16, N)
 INSTANCES(16)
 INSTANCES(32)
-INSTANCES(64)
 #else
 // So that no device gets a module without kernels.
 extern "C" __global__ void linear_few_rows_needs_sm90a() {}

@@ -130,8 +130,9 @@ pub(crate) fn is_one_row(rows: usize, inputs: usize, dtype: DType) -> bool {
     rows == 1 && dtype.size() == 2 && inputs.is_multiple_of(8) && inputs <= MAX_ONE_ROW_INPUTS
 }
 
-/// Rows of x that the kernels for few rows are made for; there is one for each.
-pub(crate) const FEW_ROWS: [usize; 3] = [16, 32, 64];
+/// Rows of x that the kernels for few rows are made for; there is one for each. For more rows the
+/// library is as fast or faster.
+pub(crate) const FEW_ROWS: [usize; 2] = [16, 32];
 /// Rows of w of a block of such a kernel; with a gate, half of them are of gate and half of up.
 pub(crate) const FEW_ROWS_TILE: usize = 128;
 /// Threads of a block: two warpgroups that multiply, and a warp that copies.
@@ -293,11 +294,11 @@ mod tests {
     #[test]
     fn few_rows_have_a_kernel_and_a_ring() {
         let kernel = |rows| few_rows(rows, 4096, 4096, false).map(|shape| FEW_ROWS[shape.kernel]);
-        assert_eq!([2, 16, 17, 33, 64].map(kernel), [16, 16, 32, 64, 64].map(Some));
-        assert_eq!([0, 1, 65].map(kernel), [None; 3]);
+        assert_eq!([2, 16, 17, 32].map(kernel), [16, 16, 32, 32].map(Some));
+        assert_eq!([0, 1, 33].map(kernel), [None; 3]);
         assert_eq!(few_rows(8, 4100, 4096, false), None);
         assert_eq!(few_rows(8, 4096, 4100, false), None);
-        assert_eq!(FEW_ROWS.map(|rows| few_rows_ring(rows).0), [10, 9, 7]);
+        assert_eq!(FEW_ROWS.map(|rows| few_rows_ring(rows).0), [10, 9]);
         for rows in FEW_ROWS {
             // The sums take the ring's place: rows of a tile's outputs and 4 more.
             assert!(few_rows_ring(rows).1 >= rows * (FEW_ROWS_TILE + 4) * 4);

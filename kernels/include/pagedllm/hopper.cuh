@@ -166,7 +166,6 @@ template <class T> __device__ __forceinline__ void product_transposed(float (&d)
 // d += a . b^T of two matrices in shared memory whose rows are summed along; b has 2 rows for each register.
 template <class T> __device__ __forceinline__ void product_of_rows(float (&d)[8], uint64_t a, uint64_t b);
 template <class T> __device__ __forceinline__ void product_of_rows(float (&d)[16], uint64_t a, uint64_t b);
-template <class T> __device__ __forceinline__ void product_of_rows(float (&d)[32], uint64_t a, uint64_t b);
 
 #define PRODUCTS(T, NAME)                                                                                         \
     template <> __device__ __forceinline__ void product_of_rows<T>(float (&d)[8], uint64_t a, uint64_t b) {      \
@@ -178,11 +177,6 @@ template <class T> __device__ __forceinline__ void product_of_rows(float (&d)[32
         asm volatile("{ .reg .pred add; setp.eq.b32 add, 0, 0;"                                                   \
                      "wgmma.mma_async.sync.aligned.m64n32k16.f32." NAME "." NAME                                  \
                      " {" NAMES_16 "}, %16, %17, add, 1, 1, 0, 0; }" : OUT_8(d, 0), OUT_8(d, 8) : "l"(a), "l"(b)); \
-    }                                                                                                             \
-    template <> __device__ __forceinline__ void product_of_rows<T>(float (&d)[32], uint64_t a, uint64_t b) {      \
-        asm volatile("{ .reg .pred add; setp.eq.b32 add, 0, 0;"                                                   \
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME                                  \
-                     " {" NAMES_32 "}, %32, %33, add, 1, 1, 0, 0; }" : OUT_32(d, 0) : "l"(a), "l"(b)); \
     }                                                                                                             \
     template <> __device__ __forceinline__ void product<T, false>(float (&d)[64], uint64_t a, uint64_t b) {        \
         asm volatile("{ .reg .pred add; setp.ne.b32 add, 0, 0;"                                                   \
