@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from serving import POLL_S, READY_LIMIT_S, ready
+
 PROMPT_LEN = 200
-READY_LIMIT_S = 600
 # Of unrelated logits the log-probabilities are apart by more than one; bfloat16 on both sides, through 32
 # layers, makes less than a tenth.
 MEAN_LIMIT = 0.2
@@ -49,15 +50,6 @@ def post(url: str, body: dict) -> dict:
         return json.load(answer)
 
 
-def is_ready(url: str) -> bool:
-    """Whether the server answers its probe."""
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=1) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
-
-
 def ours(args: argparse.Namespace, folder: Path, prompt: list[int]) -> tuple[float, list[float]]:
     """Seconds from exec to ready, and the server's log-probabilities."""
     url = f"http://127.0.0.1:{args.port}"
@@ -67,10 +59,10 @@ def ours(args: argparse.Namespace, folder: Path, prompt: list[int]) -> tuple[flo
     begun = time.perf_counter()
     with subprocess.Popen(command) as server:
         try:
-            while not is_ready(url):
+            while not ready(url):
                 if server.poll() is not None or time.perf_counter() - begun > READY_LIMIT_S:
                     sys.exit("the server did not get ready")
-                time.sleep(0.01)
+                time.sleep(POLL_S)
             seconds = time.perf_counter() - begun
             answer = post(f"{url}/v1/completions", {
                 "model": str(folder), "prompt": prompt, "max_tokens": 1, "temperature": 0,

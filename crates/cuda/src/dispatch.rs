@@ -41,7 +41,7 @@ pub(crate) struct AttentionKernels {
     pub is_hopper_prefill: bool,
     /// Rows that one decode block takes: query heads of a kv head, of one sequence or of several that
     /// share a range.
-    pub decode_heads: Option<usize>,
+    pub decode_rows: Option<usize>,
 }
 
 /// The kernels for activations of `dtype`, a cache of `kv_dtype` heads of
@@ -73,7 +73,7 @@ pub(crate) fn attention(
             prefill_shared: (2 * 2 * tile + prefill_rows) * row,
             prefill_rows,
             is_hopper_prefill: false,
-            decode_heads: Some(16),
+            decode_rows: Some(16),
         };
         return if has_hopper && same {
             with_hopper_prefill(kernels, &name, head_dim)
@@ -92,7 +92,7 @@ pub(crate) fn attention(
         prefill_shared: 0,
         prefill_rows: 16,
         is_hopper_prefill: false,
-        decode_heads: None,
+        decode_rows: None,
     }
 }
 

@@ -221,13 +221,13 @@ impl CudaBackend {
             kv_heads: spec.num_kv_heads,
             heads_per_kv,
             out_cols: spec.num_heads * spec.head_dim,
-            tile_tokens: if kernels.decode_heads.is_some() {
+            tile_tokens: if kernels.decode_rows.is_some() {
                 kernels.prefill_rows / heads_per_kv
             } else {
                 kernels.prefill_rows
             },
             window: spec.window,
-            sharing: match (kernels.decode_heads, spec.window) {
+            sharing: match (kernels.decode_rows, spec.window) {
                 (Some(rows), None) => rows / heads_per_kv,
                 _ => 1,
             },

@@ -13,7 +13,7 @@ use pagedllm_core::{GroupTables, RaggedBatch};
 /// Steps of up to so many sequences share nothing: reading the weights is what they wait for.
 pub(crate) const MAX_APART: usize = 16;
 /// Fewest positions that are worth items of their own.
-pub(crate) const MIN_SHARED: usize = 512;
+const MIN_SHARED: usize = 512;
 
 /// Some sequences, and the positions that all of them begin with.
 #[derive(Clone, Debug, PartialEq, Eq)]

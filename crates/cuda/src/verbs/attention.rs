@@ -133,7 +133,7 @@ impl CudaBackend {
         };
         let kernels = &attention.kernels;
         let group = spec.num_heads / spec.num_kv_heads;
-        let (y, z) = match kernels.decode_heads {
+        let (y, z) = match kernels.decode_rows {
             Some(heads) => (spec.num_kv_heads, group.div_ceil(heads)),
             None => (spec.num_heads, 1),
         };
